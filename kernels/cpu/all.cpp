@@ -1,0 +1,13 @@
+// Everything that is compiled once per instruction set, in the namespace VX_ISA.
+#include "matmul.cpp"
+#include "embed.cpp"
+#include "rmsnorm.cpp"
+#include "rope.cpp"
+#include "attention.cpp"
+#include "attention_backward.cpp"
+#include "swiglu.cpp"
+#include "logprob.cpp"
+#include "draw.cpp"
+#include "elementwise.cpp"
+#include "sum.cpp"
+#include "adamw.cpp"

@@ -1,0 +1,184 @@
+"""Every check can fail: broken arithmetic, in Python and in C++, and the comparison that sees it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import vexact_kernels.cpu
+import vexact_kernels.library
+from helpers import differing, flushing_denormals, normal, wild
+from vexact_kernels import float32, reference
+from vexact_kernels.contract import Kernels, Packed
+from vexact_kernels.cpu import Cpu
+from vexact_kernels.reference import Reference
+
+SOURCES = Path(__file__).parents[2] / "kernels" / "cpu"
+FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-fast-math", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared")
+SETS = {
+    "baseline": (),
+    "avx2": ("-mavx2", "-mfma", "-mf16c"),
+    "avx512bf16": ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16"),
+}  # fmt: skip
+
+
+# What the comparisons look at: small inputs on which each mutant shows.
+
+
+def product(kernels: Kernels) -> Tensor:
+    return kernels.matmul(normal(5, 33, seed=1), kernels.pack(normal(31, 33, seed=2)))
+
+
+def tiny_product(kernels: Kernels) -> Tensor:
+    """bf16 operands whose exponents sum to less than the guard allows."""
+    x, w = (torch.full((2, 8), 2.0**e, dtype=torch.bfloat16) for e in (-60, -70))
+    return kernels.matmul(x, kernels.pack(w), logits=True)
+
+
+def rotation(kernels: Kernels) -> Tensor:
+    angle = torch.linspace(0.0, 3.0, 7)[:, None] * torch.linspace(1.0, 0.1, 16)
+    return kernels.rope(normal(7, 2, 32), torch.arange(7), angle.cos(), angle.sin())
+
+
+def negative_zeros(kernels: Kernels) -> Tensor:
+    return kernels.sum(torch.full((32,), -0.0))  # a power of two: a pad would be a positive zero already
+
+
+SUBNORMALS = wild(33, low=-140, high=-128)  # made once, outside any flushing environment
+
+
+def subnormal_sum(kernels: Kernels) -> Tensor:
+    return kernels.sum(SUBNORMALS)
+
+
+class ReversedSum(Reference):
+    def matmul(self, x: Tensor, w: Packed, bias: Tensor | None = None, *, logits: bool = False) -> Tensor:
+        return super().matmul(x.flip(1), self.pack(w.data.flip(1)), bias, logits=logits)
+
+
+class FlushingProduct(Reference):
+    """What the bf16 instruction does where its guard is skipped."""
+
+    def matmul(self, x: Tensor, w: Packed, bias: Tensor | None = None, *, logits: bool = False) -> Tensor:
+        y = super().matmul(x, w, bias, logits=logits)
+        return torch.where(y.abs() < 2.0**-126, 0.0, y)
+
+
+class FusedRotation(Reference):
+    def rope(self, x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool = False) -> Tensor:
+        x1, x2 = x.chunk(2, dim=-1)
+        c, s = cos[positions][:, None], sin[positions][:, None]
+        return torch.cat((float32.fma(x1, c, -(x2 * s)), float32.fma(x2, c, x1 * s)), dim=-1)
+
+
+def tree_without_its_end(v: Tensor) -> Tensor:
+    while v.shape[-1] > 1:
+        low, high = v.chunk(2, dim=-1)
+        v = low + high
+    return v[..., 0]
+
+
+@pytest.mark.parametrize(
+    "mutant, look",
+    [(ReversedSum(), product), (FlushingProduct(), tiny_product), (FusedRotation(), rotation)],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
+)
+def test_a_mutant_of_the_specification_is_seen(mutant: Reference, look: Callable[[Kernels], Tensor]) -> None:
+    assert differing(look(mutant), look(Reference())) > 0
+
+
+def test_a_split_multiply_add_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = product(Reference())
+    monkeypatch.setattr(float32, "fma", lambda a, b, c: a * b + c)
+    assert differing(product(Reference()), expected) > 0
+
+
+def test_a_missing_positive_zero_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = negative_zeros(Reference())
+    monkeypatch.setattr(reference, "tree", tree_without_its_end)
+    assert differing(negative_zeros(Reference()), expected) > 0
+
+
+def test_a_flushed_subnormal_is_seen() -> None:
+    expected = subnormal_sum(Reference())
+    with flushing_denormals():  # Python cannot shield itself, the compiled kernels do
+        flushed = subnormal_sum(Reference())
+    assert differing(flushed, expected) > 0
+
+
+class PartialLibrary:
+    """A library of a few operations; the others are stand-ins that cannot be called."""
+
+    def __init__(self, path: Path) -> None:
+        self.loaded = ctypes.CDLL(str(path))
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self.loaded, name, None) or SimpleNamespace()
+
+
+@pytest.fixture
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Kernels]:
+    """build(isa, file, old=, new=, flags=): the kernels of sum, rope and, for bf16, matmul, with one text replaced."""
+
+    def build_one(isa: str, file: str = "", old: str = "", new: str = "", flags: tuple[str, ...] = ()) -> Kernels:
+        if isa not in vexact_kernels.available():
+            pytest.skip(f"this machine has no {isa}")
+        for source in SOURCES.iterdir():
+            text = source.read_text()
+            if source.name == file:
+                assert text.count(old) == 1, f"{file} holds {old!r} {text.count(old)} times: adapt this mutant"
+                text = text.replace(old, new)
+            (tmp_path / source.name).write_text(text)
+        operations = ["sum.cpp", "rope.cpp", *(["matmul.cpp"] if isa == "avx512bf16" else [])]
+        (tmp_path / "some.cpp").write_text("".join(f'#include "{name}"\n' for name in operations))
+        library = tmp_path / "mutant.so"
+        command = [os.environ.get("CXX", "c++"), *FLAGS, *SETS[isa], f"-DVX_ISA={isa}", *flags]
+        subprocess.run([*command, str(tmp_path / "some.cpp"), "-o", str(library)], check=True)
+        partial = PartialLibrary(library)
+        monkeypatch.setattr(vexact_kernels.library, "library", lambda: partial)
+        monkeypatch.setattr(vexact_kernels.cpu, "available", lambda: [isa])
+        return Cpu(isa)
+
+    return build_one
+
+
+def test_the_unchanged_source_has_the_right_bits(build: Callable[..., Kernels]) -> None:
+    """The control: what the mutants below are built from is right."""
+    kernels = build("avx2")
+    for look in (rotation, negative_zeros):
+        assert differing(look(kernels), look(Reference())) == 0
+    expected = subnormal_sum(Reference())
+    with flushing_denormals():
+        assert differing(subnormal_sum(kernels), expected) == 0
+
+
+def test_contraction_by_the_compiler_is_seen(build: Callable[..., Kernels]) -> None:
+    kernels = build("avx2", flags=("-ffp-contract=fast",))
+    assert differing(rotation(kernels), rotation(Reference())) > 0
+
+
+def test_a_dropped_positive_zero_in_the_source_is_seen(build: Callable[..., Kernels]) -> None:
+    kernels = build("baseline", "simd.h", "return v[0] + 0.0f;", "return v[0];")
+    assert differing(negative_zeros(kernels), negative_zeros(Reference())) > 0
+
+
+def test_a_kernel_that_keeps_the_callers_environment_is_seen(build: Callable[..., Kernels]) -> None:
+    kernels = build("avx2", "parallel.h", "_mm_setcsr(0x1f80);", "")
+    expected = subnormal_sum(Reference())
+    with flushing_denormals():
+        flushed = subnormal_sum(kernels)
+    assert differing(flushed, expected) > 0
+
+
+def test_a_skipped_guard_of_the_bf16_instruction_is_seen(build: Callable[..., Kernels]) -> None:
+    kernels = build("avx512bf16", "matmul_pack.h", ">= -112;", ">= -1000;")
+    assert differing(tiny_product(kernels), tiny_product(Reference())) > 0

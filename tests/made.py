@@ -1,0 +1,74 @@
+"""Trainers of tiny models and rollouts that their policies could have sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from vexact.model.policy import Policy, Scored
+from vexact.model.rollout import Rollout
+from vexact.model.tiny import tiny_config, tiny_weights
+from vexact.recipe import LossSection, OptimizerSection
+from vexact.training.trainer import Trainer
+from vexact_kernels import Kernels, load
+
+LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34)  # completion tokens of a step
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3": {},
+    "qwen2": {"head_dim": 16, "hidden_size": 112, "num_attention_heads": 7, "num_key_value_heads": 1,
+              "tie_word_embeddings": False},
+    "llama": {"head_dim": 16, "tie_word_embeddings": False},
+}  # fmt: skip
+
+
+def make_trainer(
+    family: str = "qwen3",
+    dtype: torch.dtype = torch.float32,
+    loss: LossSection | None = None,
+    kernels: Kernels | None = None,
+    changes: dict[str, Any] | None = None,
+    **optimizer: Any,
+) -> Trainer:
+    """A fresh trainer; the same arguments give the same bits."""
+    config = tiny_config(family, **FAMILIES[family], **(changes or {}))
+    section = OptimizerSection(**{"lr": 1e-3, **optimizer})
+    return Trainer.of(config, tiny_weights(config), kernels or load(), dtype, loss, section)
+
+
+def make_rollouts(policy: Policy, lengths: Sequence[int] = LENGTHS, prompt: int = 4) -> list[Rollout]:
+    """On-policy rollouts of given completion lengths: random tokens with the log-probabilities of the policy."""
+    generator = torch.Generator().manual_seed(len(lengths))
+    rollouts = []
+    for index, length in enumerate(lengths):
+        tokens = torch.randint(0, 256, (prompt + index + length,), generator=generator).tolist()
+        first = prompt + index
+        rollout = Rollout(
+            request=index // 2,
+            sample=index % 2,
+            prompt=tokens[:first],
+            completion=tokens[first:],
+            logprobs=policy.logprobs([Scored(tokens, first)]).logprob,
+            finish="length",
+            temperature=1.0,
+            version=policy.version,
+            digest=policy.digest,
+        )
+        rollouts.append(rollout)
+    return rollouts
+
+
+def shifted(rollouts: Sequence[Rollout], scale: float = 0.4) -> list[Rollout]:
+    """The same rollouts as another policy would have recorded them, so that ratios spread around 1."""
+    generator = torch.Generator().manual_seed(7)
+    return [
+        replace(rollout, logprobs=rollout.logprobs + scale * torch.randn(len(rollout.completion), generator=generator))
+        for rollout in rollouts
+    ]
+
+
+def some_advantages(count: int) -> Tensor:
+    """Both signs, float32."""
+    return torch.randn(count, generator=torch.Generator().manual_seed(3))

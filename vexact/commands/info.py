@@ -1,0 +1,52 @@
+"""`vexact info`."""
+
+from __future__ import annotations
+
+import json
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from vexact.commands.model import DTYPES
+from vexact.model.digest import PROFILE, arithmetic_digest
+from vexact_kernels import CONTRACT_VERSION, Kernels, available
+
+if TYPE_CHECKING:
+    from vexact.cli import Info
+
+PACKAGES = ("vexact", "torch", "transformers", "safetensors", "numpy")
+
+
+def run(args: Info, kernels: Kernels) -> int:
+    facts = collect(kernels)
+    if args.json:
+        print(json.dumps(facts, indent=1))
+        return 0
+    for key, value in facts.items():
+        inside = [f"{name} {text}" for name, text in value.items()] if isinstance(value, dict) else value
+        print(f"{key:18} {', '.join(inside) if isinstance(inside, list) else inside}")
+    return 0
+
+
+def collect(kernels: Kernels) -> dict[str, Any]:
+    """What a report of a problem, or a run's record, should say about the machine."""
+    return {
+        "versions": {name: _version(name) for name in PACKAGES},
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "kernels": kernels.name,
+        "instruction_sets": available(),
+        "threads": torch.get_num_threads(),
+        "contract": CONTRACT_VERSION,
+        "profile": PROFILE,
+        "digests": {name: arithmetic_digest(kernels, dtype) for name, dtype in DTYPES.items()},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

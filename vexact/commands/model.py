@@ -1,0 +1,53 @@
+"""A policy as the command line names it, and its answers as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vexact.model.policy import Policy
+from vexact.testing import bits
+from vexact_kernels import Kernels
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load(model: str, kernels: Kernels, dtype: str | None) -> Policy:
+    return Policy.load(model, kernels, None if dtype is None else DTYPES[dtype])
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def as_bits(values: Tensor) -> list[str]:
+    """float32 [n] as eight hexadecimal digits each."""
+    return [f"{value & 0xFFFFFFFF:08x}" for value in bits(values).tolist()]
+
+
+def from_bits(digits: Sequence[str]) -> Tensor:
+    """The float32 tensor whose `as_bits` these are. Raises ValueError."""
+    values = [int(text, 16) for text in digits]
+    if any(not 0 <= value < 1 << 32 for value in values):
+        raise ValueError("a log-probability's bits are eight hexadecimal digits")
+    return torch.tensor([value - (value >> 31 << 32) for value in values], dtype=torch.int32).view(torch.float32)
+
+
+def check_ids(ids: Sequence[int], policy: Policy, what: str, least: int = 1) -> None:
+    """Raises ValueError on a sequence that is too short or too long, or an id outside the vocabulary."""
+    config = policy.config
+    if len(ids) < least:
+        raise ValueError(f"{what}: {len(ids)} tokens, at least {least} needed")
+    if len(ids) > config.max_positions:
+        raise ValueError(f"{what}: {len(ids)} tokens exceed the model's {config.max_positions} positions")
+    for token in ids:
+        if not 0 <= token < config.vocab_size:
+            raise ValueError(f"{what}: token id {token} is outside the vocabulary of {config.vocab_size}")
+
+
+def logprob_data(values: Tensor) -> dict[str, Any]:
+    """Log-probabilities in decimal, which is for reading, and in bits, which are exact."""
+    return {"logprobs": values.tolist(), "logprob_bits": as_bits(values)}

@@ -1,0 +1,6 @@
+"""The reinforcement learning loop: sample, score, train, publish."""
+
+from vexact.loop.folder import RunError
+from vexact.loop.loop import RunResult, train
+
+__all__ = ["RunError", "RunResult", "train"]

@@ -1,0 +1,73 @@
+"""What a person sees of a run: a bar on a terminal, plain lines elsewhere, and a table at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+Line = Mapping[str, Any]
+
+
+class Display:
+    """steps of a run, each with a known number of rollouts and one training step behind them."""
+
+    def __init__(self, console: Console, steps: int, rollouts: int) -> None:
+        self._console, self._steps, self._rollouts = console, steps, rollouts
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+        self._bar = self._progress.add_task("", total=rollouts)
+
+    def __enter__(self) -> Display:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def sampling(self, step: int) -> None:
+        self._progress.reset(self._bar, description=f"step {step + 1}/{self._steps}: sampling", total=self._rollouts)
+
+    def sampled(self, count: int) -> None:
+        """That many rollouts are finished."""
+        self._progress.advance(self._bar, count)
+
+    def training(self, step: int) -> None:
+        self._progress.update(self._bar, description=f"step {step + 1}/{self._steps}: training")
+
+    def stepped(self, line: Line) -> None:
+        skipped = f"  skipped: {line['skipped']}" if line["skipped"] else ""
+        self._console.print(
+            f"step {line['step'] + 1}/{self._steps}  reward {line['reward_mean']:.3f}  "
+            f"groups with spread {line['groups'] - line['zero_spread_groups']}/{line['groups']}  "
+            f"mismatch {line['mismatch_tokens']} of {line['tokens']} tokens  "
+            f"grad norm {line['grad_norm']:.3g}  entropy {line['entropy']:.3f}  "
+            f"sampling {line['sampling_tokens_per_second']:.0f} tok/s  "
+            f"training {line['training_tokens_per_second']:.0f} tok/s  {line['seconds']:.1f} s{skipped}",
+            soft_wrap=True,
+            highlight=False,
+        )
+
+
+def summary(lines: Sequence[Line], folder: Path) -> Table:
+    """The run in a few rows."""
+    table = Table(show_header=False, title="run", title_justify="left")
+    if lines:
+        first, last = lines[0], lines[-1]
+        tokens, mismatch = (sum(line[key] for line in lines) for key in ("tokens", "mismatch_tokens"))
+        largest = max(line["mismatch_max"] for line in lines)
+        low, high = min(line["ratio_min"] for line in lines), max(line["ratio_max"] for line in lines)
+        table.add_row("reward", f"{first['reward_mean']:.3f} → {last['reward_mean']:.3f}")
+        table.add_row("mismatch", f"{mismatch} of {tokens} tokens, largest |Δ logprob| {largest:g}")
+        table.add_row("importance ratios", f"{low:g} … {high:g}")
+        table.add_row("time", f"{sum(line['seconds'] for line in lines):.1f} s for {len(lines)} steps")
+        table.add_row("weights", f"version {last['version']}, {last['fingerprint'][:16]}")
+    table.add_row("folder", str(folder))
+    return table

@@ -1,0 +1,74 @@
+"""The folder that a run leaves: config.yaml, env.json, metrics.jsonl, and the trained checkpoint."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vexact.model.digest import PROFILE
+from vexact.model.policy import Policy
+from vexact.recipe import Recipe, RunSection
+from vexact_kernels import CONTRACT_VERSION
+
+PACKAGES = ("vexact", "torch", "transformers", "safetensors", "numpy")
+
+
+class RunError(ValueError):
+    """A run folder that cannot be written. One line naming it."""
+
+
+class RunFolder:
+    """Made new: a folder that exists and holds anything is refused."""
+
+    def __init__(self, path: Path, recipe: Recipe) -> None:
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RunError(f"{path}: exists already and is not empty; choose another --run.folder")
+        path.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        (path / "config.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint"
+
+    def write_environment(self, policy: Policy, fingerprint: str) -> None:
+        """env.json: what the run was computed with. fingerprint: of the weights at its start."""
+        environment = {
+            "packages": {name: version(name) for name in PACKAGES},
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "machine": platform.machine(),
+            "kernels": policy.ops.kernels.name,
+            "threads": torch.get_num_threads(),
+            "contract_version": CONTRACT_VERSION,
+            "profile": PROFILE,
+            "dtype": str(policy.dtype).removeprefix("torch."),
+            "arithmetic_digest": policy.digest,
+            "weights_fingerprint": fingerprint,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        (self.path / "env.json").write_text(json.dumps(environment, indent=2) + "\n", encoding="utf-8")
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """One line of metrics.jsonl in a single write: an interrupted run leaves whole lines. NaN, inf become null."""
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
+        data = (json.dumps(finite, allow_nan=False) + "\n").encode()
+        descriptor = os.open(self.path / "metrics.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.write(descriptor, data)
+        finally:
+            os.close(descriptor)
+
+
+def path_of(section: RunSection, name: str) -> Path:
+    """The folder that is named, or ROOT/NAME-TIME."""
+    return Path(section.folder) if section.folder else Path(section.root) / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"

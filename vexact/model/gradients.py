@@ -1,0 +1,103 @@
+"""Where parameter gradients are summed: a running lane and a total for each stack.
+
+The step's rollouts, in the order of their ids, are cut into 8 lanes of consecutive rollouts. Inside a lane one chain runs
+over tokens and continues across micro-batches; finished lanes are added in order. So the gradient does not know how the
+step was cut into micro-batches, how those were packed, or in which order rollouts arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+from vexact_kernels import LANES, Kernels, Segments, Stream
+
+from vexact.model.config import ModelConfig
+from vexact.model.parameters import EMBEDDING, HEAD, stacks
+
+EMBEDDING_STREAM = "embedding"  # apart from the head's stream of a tied weight until one final add
+
+
+def lanes_of(count: int, lanes: int = LANES) -> list[int]:
+    """The lane of each of `count` rollouts: consecutive ones, sizes as equal as can be."""
+    return [index * lanes // count for index in range(count)]
+
+
+def segments_of(lengths: Sequence[int], lane_of: Sequence[int], following_lane: int | None) -> Segments:
+    """Lane cuts of one micro-batch.
+
+    lengths: tokens of each rollout in it, in order of ids; lane_of: their lanes, ascending. following_lane: the lane of
+    the first rollout behind this micro-batch, None at the end of the step: the last segment's lane ends here unless that
+    rollout continues it.
+    """
+    ends, fold = [], []
+    bounds = list(accumulate(lengths))
+    for i, end in enumerate(bounds):
+        following = lane_of[i + 1] if i + 1 < len(bounds) else following_lane
+        if following != lane_of[i]:
+            ends.append(end)
+            fold.append(1)
+        elif i + 1 == len(bounds):
+            ends.append(end)
+            fold.append(0)
+    return Segments(torch.tensor(ends, dtype=torch.int64), torch.tensor(fold, dtype=torch.uint8))
+
+
+def rows_in(segments: Segments, rows: Tensor) -> Segments:
+    """The same lanes counted over some rows (int64 [R], ascending) of the batch."""
+    return Segments(torch.searchsorted(rows, segments.ends), segments.fold)
+
+
+def part_of(segments: Segments, part: slice) -> Segments:
+    """The same lanes over rows part.start … part.stop, when all parts are taken in order. Every lane has rows."""
+    first, last = int(part.start), int(part.stop)
+    ends, fold = [], []
+    begin = 0
+    for end, folds in zip(segments.ends.tolist(), segments.fold.tolist(), strict=True):
+        if max(begin, first) < min(end, last):
+            ends.append(min(end, last) - first)
+            fold.append(folds if end <= last else 0)
+        begin = end
+    return Segments(torch.tensor(ends, dtype=torch.int64), torch.tensor(fold, dtype=torch.uint8))
+
+
+class Gradients:
+    """The gradient of one step for every stack of a model, float32."""
+
+    def __init__(self, config: ModelConfig, kernels: Kernels) -> None:
+        self.config, self.kernels = config, kernels
+        self._streams: dict[str, Stream] = {}
+
+    def stream(self, name: str, shape: tuple[int, ...], *, embedding: bool = False) -> Stream:
+        """The stream of a stack, made on first use. `embedding`: that of the lookup, apart from the head's."""
+        key = EMBEDDING_STREAM if embedding else name
+        if key not in self._streams:
+            touched = torch.zeros(shape[0], dtype=torch.uint8) if embedding else None
+            self._streams[key] = Stream(torch.zeros(shape), torch.zeros(shape), touched=touched)
+        return self._streams[key]
+
+    def clear(self) -> None:
+        """Begin a new step: every lane and total is +0 again."""
+        for stream in self._streams.values():
+            stream.lane.zero_()
+            stream.total.zero_()
+            stream.exact = False
+            if stream.touched is not None:
+                stream.touched.zero_()
+
+    def totals(self) -> dict[str, Tensor]:
+        """Gradient of every stack. Raises RuntimeError where a parameter met no backward pass."""
+        totals: dict[str, Tensor] = {}
+        for name in stacks(self.config):
+            if name == EMBEDDING:
+                continue
+            if name not in self._streams:
+                raise RuntimeError(f"no gradient reached {name}: run a backward pass first")
+            totals[name] = self._streams[name].total
+        lookup = self._streams[EMBEDDING_STREAM].total
+        tied = self.config.tie_word_embeddings
+        totals[EMBEDDING] = self.kernels.add(self._streams[EMBEDDING].total, lookup) if tied else lookup
+        assert tied or HEAD in totals
+        return totals

@@ -1,0 +1,179 @@
+"""A policy is weights + ops + version, and nothing else may move a log-probability."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from vexact_kernels import Kernels
+
+from vexact.model.batch import Batch, Chunk
+from vexact.model.checkpoint import load_weights
+from vexact.model.config import ModelConfig
+from vexact.model.digest import arithmetic_digest
+from vexact.model.gradients import Gradients, lanes_of, segments_of
+from vexact.model.ops import Logprobs, Ops
+from vexact.model.pages import Pages, pages_for
+from vexact.model.parameters import Parameters, stack, stacks
+from vexact.model.recording import Recorded, Recording
+from vexact.model.tiny import tiny_config, tiny_weights
+from vexact.model.transformer import Transformer
+
+TOKENS_AT_ONCE = 4096  # of a micro-batch, unless the caller says otherwise
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A sequence to score: log-probabilities of tokens[first:], each given all before it, at a temperature."""
+
+    tokens: Sequence[int]
+    first: int
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.first <= len(self.tokens):
+            raise ValueError(f"first scored token {self.first} must be at least 1 and at most {len(self.tokens)}")
+
+    @property
+    def rows(self) -> int:
+        return len(self.tokens) - self.first
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The transformer of one version of the weights, the ops it computes with, and where both come from."""
+
+    transformer: Transformer
+    ops: Ops
+    version: int = 0
+
+    @staticmethod
+    def load(model: str | Path, kernels: Kernels, dtype: torch.dtype | None = None) -> Policy:
+        """A Hugging Face folder, or `tiny`. dtype: compute dtype, by default that of the checkpoint.
+
+        Raises ConfigError or CheckpointError (both ValueError) naming file, key or tensor.
+        """
+        if str(model) == "tiny":
+            config = tiny_config()
+            weights = tiny_weights(config)
+        else:
+            config = ModelConfig.from_folder(Path(model))
+            weights = load_weights(Path(model), config)
+        return Policy.build(config, lambda name: stack(config, weights, name), kernels, dtype or config.dtype)
+
+    @staticmethod
+    def build(
+        config: ModelConfig,
+        stacked: Callable[[str], Tensor],
+        kernels: Kernels,
+        dtype: torch.dtype,
+        version: int = 0,
+    ) -> Policy:
+        """From the tensor of each stack, rounded once to the compute dtype."""
+        parameters = Parameters(config, _Lazy(config, stacked), dtype, kernels)
+        return Policy(Transformer(parameters), Ops(kernels), version)
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.transformer.config
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.transformer.parameters.dtype
+
+    @property
+    def digest(self) -> str:
+        """Arithmetic digest: equal on every machine and instruction set that keeps the contract."""
+        return arithmetic_digest(self.ops.kernels, self.dtype)
+
+    def logprobs(self, sequences: Sequence[Scored], tokens_at_once: int = TOKENS_AT_ONCE) -> Logprobs:
+        """Log-probability, entropy and finiteness of every scored token, sequences behind one another."""
+        parts = [
+            self._forward(sequences[begin:end], self.ops, None)
+            for begin, end in micro_batches(sequences, tokens_at_once)
+        ]
+        return _joined(parts)
+
+    def gradient_passes(
+        self, sequences: Sequence[Scored], gradients: Gradients, tokens_at_once: int = TOKENS_AT_ONCE
+    ) -> Iterator[tuple[slice, Logprobs]]:
+        """Micro-batches of a step with gradients: (rows of the step, log-probabilities that autograd can go back from).
+
+        sequences: those of the whole step in order of their ids, each with at least one scored token; call backward on
+        every micro-batch before asking for the next. Parameter gradients arrive in `gradients`.
+        """
+        lane_of = lanes_of(len(sequences))
+        row = 0
+        for begin, end in micro_batches(sequences, tokens_at_once):
+            part = sequences[begin:end]
+            following = lane_of[end] if end < len(sequences) else None
+            recording = Recording(self.ops.kernels, gradients)
+            result = self._forward(part, recording, (lane_of[begin:end], following))
+            anchor = torch.zeros((), requires_grad=True)
+            logprob, entropy = Recorded.apply(anchor, recording, result)
+            rows = slice(row, row + result.logprob.shape[0])
+            row = rows.stop
+            yield rows, Logprobs(logprob, entropy, result.finite)
+
+    def _forward(
+        self, sequences: Sequence[Scored], ops: Ops, lanes: tuple[Sequence[int], int | None] | None
+    ) -> Logprobs:
+        inputs = [sequence.tokens[:-1] if sequence.rows else sequence.tokens for sequence in sequences]
+        pages = Pages(self.config, sum(pages_for(len(tokens)) for tokens in inputs), self.dtype, layers=1)
+        chunks = [Chunk(tokens, 0, pages.take(pages_for(len(tokens)))) for tokens in inputs]
+        segments = None if lanes is None else segments_of([len(tokens) for tokens in inputs], *lanes)
+        batch = Batch.of(chunks, segments)
+        hidden = self.transformer.forward(batch, pages, ops)
+        rows, ids, temperature = _targets(sequences, batch.chunks.start.tolist())
+        return ops.logprobs(hidden, rows, self.transformer.head, ids, temperature)
+
+
+class _Lazy(dict[str, Tensor]):
+    """Stacks made one at a time, so that a checkpoint and its packed copy never stand in memory whole together."""
+
+    def __init__(self, config: ModelConfig, make: Callable[[str], Tensor]) -> None:
+        super().__init__()
+        self._names, self._make = stacks(config), make
+
+    def __missing__(self, name: str) -> Tensor:
+        return self._make(name)
+
+
+def micro_batches(sequences: Sequence[Scored], tokens_at_once: int) -> list[tuple[int, int]]:
+    """Consecutive sequences (begin, end) of at most that many tokens together, and at least one sequence."""
+    cuts: list[tuple[int, int]] = []
+    begin = tokens = 0
+    for index, sequence in enumerate(sequences):
+        if index > begin and tokens + len(sequence.tokens) > tokens_at_once:
+            cuts.append((begin, index))
+            begin, tokens = index, 0
+        tokens += len(sequence.tokens)
+    return [*cuts, (begin, len(sequences))] if sequences else []
+
+
+def _targets(sequences: Sequence[Scored], start: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    rows: list[int] = []
+    ids: list[int] = []
+    temperature: list[float] = []
+    for sequence, at in zip(sequences, start, strict=False):
+        rows.extend(range(at + sequence.first - 1, at + sequence.first - 1 + sequence.rows))
+        ids.extend(sequence.tokens[sequence.first :])
+        temperature.extend([sequence.temperature] * sequence.rows)
+    return (
+        torch.tensor(rows, dtype=torch.int64),
+        torch.tensor(ids, dtype=torch.int64),
+        torch.tensor(temperature, dtype=torch.float32),
+    )
+
+
+def _joined(parts: Sequence[Logprobs]) -> Logprobs:
+    if not parts:
+        return Logprobs(torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.bool))
+    return Logprobs(
+        torch.cat([part.logprob for part in parts]),
+        torch.cat([part.entropy for part in parts]),
+        torch.cat([part.finite for part in parts]),
+    )

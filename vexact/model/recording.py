@@ -1,0 +1,214 @@
+"""Ops that remember how to go back: each forward is the very same kernel, and leaves one step on a tape.
+
+The tape is ours and not autograd's because the written order matters there too: a gradient that meets another (the
+residual) is added inside one kernel and rounded once, gradients of float16 activations stay float32, and parameter
+gradients go into lanes. `Recorded` hands the whole of it to autograd as a single function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from vexact_kernels import Chunks, Kernels, Segments, Stream
+
+from vexact.model.batch import Batch
+from vexact.model.gradients import Gradients, part_of, rows_in
+from vexact.model.ops import Logprobs, Ops, gather_logprobs, token_parts
+from vexact.model.parameters import Matrix, Vector
+
+
+class Tape:
+    """Backward steps in the order of the forward, and the gradients waiting for the tensors they belong to."""
+
+    def __init__(self) -> None:
+        self._steps: list[Callable[[], None]] = []
+        self._waiting: dict[int, Tensor] = {}
+
+    def append(self, step: Callable[[], None]) -> None:
+        self._steps.append(step)
+
+    def give(self, tensor: Tensor, gradient: Tensor) -> None:
+        """Leave the gradient of `tensor`. Only one can wait: a second one takes the first along (`take`)."""
+        if id(tensor) in self._waiting:
+            raise RuntimeError("a gradient is already waiting for this tensor")
+        self._waiting[id(tensor)] = gradient
+
+    def take(self, tensor: Tensor) -> Tensor | None:
+        return self._waiting.pop(id(tensor), None)
+
+    def need(self, tensor: Tensor) -> Tensor:
+        gradient = self.take(tensor)
+        if gradient is None:
+            raise RuntimeError("no gradient reached an operation's result")
+        return gradient
+
+    def backward(self) -> None:
+        """Walk back once; every step is dropped, with what it kept, as soon as it is done."""
+        while self._steps:
+            self._steps.pop()()
+
+
+class Recording(Ops):
+    """Exact ops that record one micro-batch for gradients."""
+
+    def __init__(self, kernels: Kernels, gradients: Gradients) -> None:
+        super().__init__(kernels)
+        self.gradients = gradients
+        self.tape = Tape()
+        self._segments: Segments | None = None
+
+    @property
+    def segments(self) -> Segments:
+        if self._segments is None:
+            raise RuntimeError("a batch without lanes cannot be recorded")
+        return self._segments
+
+    def over(self, batch: Batch) -> Recording:
+        self._segments = batch.segments
+        return self
+
+    def _stream(self, weight: Matrix | Vector) -> Stream:
+        shape = (weight.packed.rows, weight.packed.columns) if isinstance(weight, Matrix) else tuple(weight.value.shape)
+        return self.gradients.stream(weight.name, shape)
+
+    def embed(self, tokens: Tensor, weight: Matrix) -> Tensor:
+        y = super().embed(tokens, weight)
+        stream = self.gradients.stream(weight.name, (weight.packed.rows, weight.packed.columns), embedding=True)
+
+        def back() -> None:
+            self.kernels.embed_dw(tokens, self.tape.need(y), self.segments, stream)
+
+        self.tape.append(back)
+        return y
+
+    def matmul(self, x: Tensor, weight: Matrix) -> Tensor:
+        y = super().matmul(x, weight)
+
+        def back() -> None:
+            dy = self.tape.need(y)
+            self.kernels.matmul_dw(dy, x, self.segments, self._stream(weight))
+            if weight.bias is not None:
+                name = weight.name.removesuffix("weight") + "bias"
+                self.kernels.matmul_db(dy, self.segments, self.gradients.stream(name, tuple(weight.bias.shape)))
+            self.tape.give(x, self.kernels.matmul_dx(dy, weight.packed))
+
+        self.tape.append(back)
+        return y
+
+    def add(self, residual: Tensor, branch: Tensor) -> Tensor:
+        y = super().add(residual, branch)
+
+        def back() -> None:
+            dy = self.tape.need(y)
+            self.tape.give(residual, dy)
+            self.tape.give(branch, dy)
+
+        self.tape.append(back)
+        return y
+
+    def rmsnorm(self, x: Tensor, weight: Vector, eps: float) -> Tensor:
+        y, rstd = self.kernels.rmsnorm(x, weight.value, eps)
+
+        def back() -> None:
+            dy = self.tape.need(y)
+            self.kernels.rmsnorm_dw(x, rstd, dy, self.segments, self._stream(weight))
+            self.tape.give(x, self.kernels.rmsnorm_dx(x, weight.value, rstd, dy, self.tape.take(x)))
+
+        self.tape.append(back)
+        return y
+
+    def split_heads(self, qkv: Tensor, heads: int, kv_heads: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+        parts = super().split_heads(qkv, heads, kv_heads, head_dim)
+
+        def back() -> None:
+            self.tape.give(qkv, torch.cat([self.tape.need(part) for part in parts], dim=1).flatten(1))
+
+        self.tape.append(back)
+        return parts
+
+    def rope(self, x: Tensor, positions: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+        y = super().rope(x, positions, tables)
+
+        def back() -> None:
+            self.tape.give(x, self.kernels.rope(self.tape.need(y), positions, *tables, inverse=True))
+
+        self.tape.append(back)
+        return y
+
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, chunks: Chunks, pages: tuple[Tensor, Tensor], scale: float
+    ) -> Tensor:
+        y, lse = self.kernels.attention(q, k, v, chunks, *pages, scale)
+        flat = y.flatten(1)
+
+        def back() -> None:
+            dy = self.tape.need(flat).view(y.shape)
+            gradients = self.kernels.attention_backward(q, k, v, y, dy, lse, chunks, scale)
+            for tensor, gradient in zip((q, k, v), gradients, strict=True):
+                self.tape.give(tensor, gradient)
+
+        self.tape.append(back)
+        return flat
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        y = super().swiglu(gate_up)
+
+        def back() -> None:
+            self.tape.give(gate_up, self.kernels.swiglu_backward(gate_up, self.tape.need(y)))
+
+        self.tape.append(back)
+        return y
+
+    def logits(self, hidden: Tensor, head: Matrix) -> Tensor:
+        raise RuntimeError("logits have no gradient of their own: use logprobs, which never holds them whole")
+
+    def logprobs(self, hidden: Tensor, rows: Tensor, head: Matrix, ids: Tensor, temperature: Tensor) -> Logprobs:
+        kernels, kept = self.kernels, hidden[rows]
+        parts = token_parts(rows.shape[0], head.packed.rows)
+        saved = [
+            kernels.logprob(kernels.matmul(kept[part], head.packed, logits=True), ids[part], temperature[part])
+            for part in parts
+        ]
+        result = gather_logprobs(saved)
+
+        def back() -> None:
+            d_logprob, d_entropy = self.tape.need(result.logprob), self.tape.take(result.entropy)
+            segments = rows_in(self.segments, rows)
+            d_kept = []
+            for part, (_, entropy, max_, sum_, _) in zip(parts, saved, strict=True):
+                logits = kernels.matmul(kept[part], head.packed, logits=True)
+                d_logits = kernels.logprob_backward(
+                    logits, ids[part], temperature[part], max_, sum_, entropy,
+                    d_logprob[part], None if d_entropy is None else d_entropy[part], hidden.dtype,
+                )  # fmt: skip
+                kernels.matmul_dw(d_logits, kept[part], part_of(segments, part), self._stream(head))
+                d_kept.append(kernels.matmul_dx(d_logits, head.packed))
+            gathered = torch.cat(d_kept)
+            d_hidden = torch.zeros(hidden.shape, dtype=gathered.dtype)
+            d_hidden[rows] = gathered
+            self.tape.give(hidden, d_hidden)
+
+        self.tape.append(back)
+        return result
+
+
+class Recorded(torch.autograd.Function):
+    """A recorded micro-batch as one node of autograd: (logprob, entropy) with a gradient that runs the tape."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, recording: Recording, result: Logprobs) -> tuple[Tensor, Tensor]:
+        ctx.recording, ctx.result = recording, result
+        ctx.set_materialize_grads(False)
+        return result.logprob.clone(), result.entropy.clone()
+
+    @staticmethod
+    def backward(ctx: Any, d_logprob: Tensor | None, d_entropy: Tensor | None) -> tuple[None, None, None]:
+        tape, result = ctx.recording.tape, ctx.result
+        tape.give(result.logprob, torch.zeros_like(result.logprob) if d_logprob is None else d_logprob.contiguous())
+        if d_entropy is not None:
+            tape.give(result.entropy, d_entropy.contiguous())
+        tape.backward()
+        return None, None, None

@@ -1,0 +1,1 @@
+"""How weights move: advantages, loss, optimizer, trainer."""

@@ -1,0 +1,240 @@
+"""The checks of the forward: each computes something in another way and counts the values whose bits moved."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial, reduce
+from operator import add
+
+import torch
+from torch import Tensor
+
+import vexact_kernels
+from vexact.model.policy import Policy
+from vexact.model.rollout import Rollout
+from vexact.rollout.request import Request
+from vexact.testing import Comparison, compare_bits
+from vexact.verification.result import Kind
+from vexact.verification.subject import ALL, TEMPERATURES, Replaced, Subject
+
+CHUNKS = (1, 7, 16, 64, 100)
+EDGES = (63, 64, 65, 127, 128, 129)
+THREADS = (1, 2, 3)
+HUGE = 1e30
+FAINT = 2.0**-124  # so that activations and gradients become subnormal float32 numbers
+SLOW = ("baseline", "reference")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A line of the table. kind: the minimum that it counts for; `required`: it runs even when time is up."""
+
+    name: str
+    kind: Kind
+    run: Callable[[Subject], Comparison]
+    required: bool = False
+
+
+def forward_plan(kernels: str, small: bool) -> list[Planned]:
+    """The lines about sampling and scoring, the required ones first. kernels: the name of those under verification."""
+    required = [
+        Planned(f"sampler = re-scoring, temperature {t:g}", "sampled", partial(sampler_is_scorer, temperature=t), True)
+        for t in TEMPERATURES
+    ]
+    required += [Planned(f"chunks of {size}", "logits", partial(chunks, size=size), True) for size in CHUNKS]
+    rest = [
+        Planned("chunks whole, alone", "logits", alone),
+        Planned("prompts of " + ", ".join(map(str, EDGES)), "other", page_edges),
+        Planned("batch of one", "other", batch_of_one),
+        Planned("other orders", "other", orders),
+        Planned("micro-batches of log-probabilities", "other", micro_batches),
+        Planned("shuffled pages", "other", shuffled_pages),
+        Planned("pages full of NaN", "other", partial(filled_pages, value=float("nan"))),
+        Planned("pages full of 1e30", "other", partial(filled_pages, value=HUGE)),
+        Planned("huge batch mates", "other", partial(mates, value=HUGE)),
+        Planned("NaN batch mates", "other", partial(mates, value=float("nan"))),
+        *(Planned(f"threads {count}", "other", partial(threads, count=count)) for count in THREADS),
+        Planned("flush-denormal: sampler", "other", flushed_sampler),
+        Planned("flush-denormal: subnormal logits", "other", flushed_logits),
+        *(
+            Planned(f"instruction set {isa}", "other", partial(instruction_set, isa=isa))
+            for isa in others(kernels, small)
+        ),
+    ]
+    return required + rest
+
+
+def others(kernels: str, small: bool) -> list[str]:
+    """Instruction sets (and the reference) to compare with; the slow ones on a small model only."""
+    names = [name for name in [*vexact_kernels.available(), "reference"] if kernels not in (f"cpu:{name}", name)]
+    quick = [name for name in names if name not in SLOW]
+    return names if small else quick
+
+
+def sampler_is_scorer(subject: Subject, temperature: float) -> Comparison:
+    """The theorem itself: what the sampler recorded against what training computes."""
+    rollouts = [rollout for rollout in subject.rollouts if rollout.temperature == temperature]
+    return compare_bits(recorded(rollouts), subject.rescore(rollouts))
+
+
+def chunks(subject: Subject, size: int) -> Comparison:
+    return compare_bits(subject.whole, subject.logits_in_cuts(subject.sequences, size, fill=float("nan")))
+
+
+def alone(subject: Subject) -> Comparison:
+    """Every sequence whole and without mates."""
+    each = [subject.logits_in_cuts([sequence], ALL) for sequence in subject.sequences]
+    half = subject.logits_in_cuts([subject.sequences[0][: len(subject.sequences[0]) // 2]], ALL)
+    return compare_bits(subject.whole, torch.cat(each)) + compare_bits(subject.whole[: len(half)], half)
+
+
+def page_edges(subject: Subject) -> Comparison:
+    """Prompts that end around the edge of a page, cut in another way each time."""
+    tokens = min(8, subject.sizes.tokens)
+    requests = [
+        Request(5000 + edge, subject.tokens(subject.fitting(edge, tokens), edge), max_tokens=tokens) for edge in EDGES
+    ]
+    first = subject.sample(requests)
+    again = [subject.sample(requests, chunk=chunk, tokens_per_step=96) for chunk in (16, 64)]
+    found = compare_bits(recorded(first), subject.rescore(first))
+    return reduce(add, (same_rollouts(first, other) for other in again), found)
+
+
+def batch_of_one(subject: Subject) -> Comparison:
+    requests = subject.few_requests[:4]
+    ids = {request.id for request in requests}
+    many = [rollout for rollout in subject.few if rollout.request in ids]
+    return same_rollouts(many, subject.sample(requests, running=1))
+
+
+def orders(subject: Subject) -> Comparison:
+    """Requests reversed, and shuffled with few running at a time."""
+    shuffled = random.Random(1).sample(subject.few_requests, len(subject.few_requests))
+    found = same_rollouts(subject.few, subject.sample(subject.few_requests[::-1], chunk=16))
+    return found + same_rollouts(subject.few, subject.sample(shuffled, running=3, chunk=7))
+
+
+def micro_batches(subject: Subject) -> Comparison:
+    """Scored one by one, a few at a time, all together, and in another order."""
+    expected = recorded(subject.few)
+    found = reduce(
+        add, (compare_bits(expected, subject.rescore(subject.few, at_once)) for at_once in (1, 200, ALL)), Comparison()
+    )
+    order = random.Random(2).sample(range(len(subject.few)), len(subject.few))
+    shuffled = [subject.few[i] for i in order]
+    return found + compare_bits(recorded(shuffled), subject.rescore(shuffled, 300))
+
+
+def shuffled_pages(subject: Subject) -> Comparison:
+    return same_rollouts(subject.few, subject.sample(subject.few_requests, shuffled=True, chunk=64))
+
+
+def filled_pages(subject: Subject, value: float) -> Comparison:
+    """Against memory of zeros, and not against what a fresh pool happens to hold."""
+    zeros = subject.sample(subject.few_requests, fill=0.0)
+    return same_rollouts(subject.few, zeros) + same_rollouts(zeros, subject.sample(subject.few_requests, fill=value))
+
+
+def mates(subject: Subject, value: float) -> Comparison:
+    """Logits of a batch with and without sequences whose every activation is as large as the dtype allows, or NaN."""
+    sequences = subject.sequences[:2]
+    mate = subject.tokens(70, salt=9)
+    crowd = [mate, sequences[0], mate, *sequences[1:], mate]
+    rows = embedded(subject, crowd)
+    is_mate = torch.cat([torch.full((len(tokens),), tokens is mate) for tokens in crowd])
+    rows[is_mate] = min(value, torch.finfo(rows.dtype).max)
+    logits = subject.logits_in_cuts(crowd, ALL, ops=Replaced(subject.kernels, rows))
+    return compare_bits(subject.logits_in_cuts(sequences, ALL), logits[~is_mate])
+
+
+def threads(subject: Subject, count: int) -> Comparison:
+    with thread_count(count):
+        rollouts = subject.sample(subject.few_requests)
+        logits = subject.logits_in_cuts(subject.sequences[:1], ALL)
+    return same_rollouts(subject.few, rollouts) + compare_bits(subject.whole[: len(logits)], logits)
+
+
+def flushed_sampler(subject: Subject) -> Comparison:
+    expected = subject.few
+    with flush_denormal():
+        rollouts = subject.sample(subject.few_requests)
+        scored = subject.rescore(expected)
+    return same_rollouts(expected, rollouts) + compare_bits(recorded(expected), scored)
+
+
+def flushed_logits(subject: Subject) -> Comparison:
+    """Activations so faint that they are subnormal."""
+    sequences = subject.sequences[:1]
+    faint = Replaced(subject.kernels, (embedded(subject, sequences).float() * FAINT).to(subject.policy.dtype))
+    expected = subject.logits_in_cuts(sequences, ALL, ops=faint)
+    with flush_denormal():
+        logits = subject.logits_in_cuts(sequences, ALL, ops=faint)
+    return compare_bits(expected, logits)
+
+
+def instruction_set(subject: Subject, isa: str) -> Comparison:
+    """The same weights computed by another implementation."""
+    policy = computed_by(subject.policy, isa)
+    if isa == "reference":
+        tokens = subject.sequences[0][:70]
+        expected = subject.logits_in_cuts([tokens], ALL)
+        return compare_bits(expected, subject.logits_in_cuts([tokens], 66, policy))
+    logits = subject.logits_in_cuts(subject.sequences[:1], ALL, policy)
+    found = compare_bits(subject.whole[: len(logits)], logits)
+    return found + same_rollouts(subject.few, subject.sample(subject.few_requests, policy))
+
+
+def computed_by(policy: Policy, isa: str) -> Policy:
+    """The policy on another instruction set, or on the reference."""
+    kernels = vexact_kernels.load("reference") if isa == "reference" else vexact_kernels.load("cpu", isa)
+    stacked = policy.transformer.parameters.stacked(policy.ops.kernels)
+    return Policy.build(policy.config, stacked.pop, kernels, policy.dtype, policy.version)
+
+
+def embedded(subject: Subject, sequences: Sequence[Sequence[int]]) -> Tensor:
+    """The embedding's rows [tokens, D] of sequences behind one another."""
+    ids = torch.tensor([token for tokens in sequences for token in tokens])
+    return subject.kernels.embed(ids, subject.policy.transformer.embedding.packed)
+
+
+def recorded(rollouts: Sequence[Rollout]) -> Tensor:
+    """float32 [completion tokens of all rollouts]: what the sampler wrote down."""
+    return torch.cat([rollout.logprobs for rollout in rollouts])
+
+
+def same_rollouts(left: Sequence[Rollout], right: Sequence[Rollout]) -> Comparison:
+    """Log-probabilities; ids as well where they part, since another id makes every later value another one."""
+    found = _same_integers(left, right, lambda rollout: [len(rollout.completion)], "number of tokens")
+    if not found.differ:
+        found = _same_integers(left, right, lambda rollout: rollout.completion, "token ids")
+    return found if found.differ else compare_bits(recorded(left), recorded(right))
+
+
+def _same_integers(
+    left: Sequence[Rollout], right: Sequence[Rollout], of: Callable[[Rollout], Sequence[int]], where: str
+) -> Comparison:
+    first, second = (torch.tensor([number for rollout in side for number in of(rollout)]) for side in (left, right))
+    return compare_bits(first, second, where)
+
+
+@contextmanager
+def thread_count(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def flush_denormal() -> Iterator[None]:
+    """The calling thread flushes subnormal numbers inside, and does not outside, which is how a process begins."""
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)

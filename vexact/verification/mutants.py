@@ -1,0 +1,192 @@
+"""Deliberately broken variants. Each must be noticed by the check that exists for its fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from vexact.model.ops import Ops
+from vexact.model.policy import Policy
+from vexact.testing import Comparison
+from vexact.verification import checks, updates
+from vexact.verification.subject import Sizes, Subject
+from vexact_kernels import PAGE, Chunks, Kernels, Packed, Segments, Stream
+
+
+class Broken:
+    """Kernels that do everything right except what a subclass does wrong."""
+
+    name = "mutant"
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels = kernels
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.kernels, name)
+
+
+class OneBit(Broken):
+    """The last bit of the first log-probability it ever computes."""
+
+    spent = False
+
+    def logprob(self, *args: Any, **options: Any) -> Any:
+        logprob, *rest = self.kernels.logprob(*args, **options)
+        if not self.spent:
+            logprob.view(torch.int32)[0] ^= 1
+            self.spent = True
+        return logprob, *rest
+
+
+class ReversedSum(Broken):
+    """The sum of each logit runs from the last column to the first."""
+
+    def matmul(self, x: Tensor, w: Packed, bias: Tensor | None = None, *, logits: bool = False) -> Tensor:
+        if logits:
+            x, w = x.flip(-1), self.kernels.pack(self.kernels.unpack(w).flip(-1).contiguous())
+        return self.kernels.matmul(x, w, bias, logits=logits)
+
+
+class SplitSum(Broken):
+    """The sum of each logit is cut in two where `when` says so of the input."""
+
+    def __init__(self, kernels: Kernels, when: Callable[[Tensor], bool]) -> None:
+        super().__init__(kernels)
+        self.when = when
+
+    def matmul(self, x: Tensor, w: Packed, bias: Tensor | None = None, *, logits: bool = False) -> Tensor:
+        if not (logits and self.when(x)):
+            return self.kernels.matmul(x, w, bias, logits=logits)
+        weight, half = self.kernels.unpack(w), w.columns // 2
+        parts = [
+            self.kernels.matmul(x[:, cut].contiguous(), self.kernels.pack(weight[:, cut].contiguous()), logits=True)
+            for cut in (slice(None, half), slice(half, None))
+        ]
+        return self.kernels.add(*parts)
+
+
+class Flushing(Broken):
+    """Results pass through arithmetic in the caller's floating-point mode."""
+
+    def matmul(self, x: Tensor, w: Packed, bias: Tensor | None = None, *, logits: bool = False) -> Tensor:
+        return self.kernels.matmul(x, w, bias, logits=logits) * 1.0
+
+    def matmul_dx(self, dy: Tensor, w: Packed) -> Tensor:
+        return self.kernels.matmul_dx(dy, w) * 1.0
+
+
+class WrongPage(Broken):
+    """Where a chunk follows more than a page of prefix, the first two pages are taken for each other."""
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, chunks: Chunks, *rest: Any) -> Any:
+        table = chunks.table.clone()
+        for first, prefix in zip(chunks.table_start.tolist(), chunks.prefix.tolist(), strict=False):
+            if prefix > PAGE:
+                table[first : first + 2] = table[first : first + 2].flip(0)
+        return self.kernels.attention(q, k, v, replace(chunks, table=table), *rest)
+
+
+class ReadsUnused(Broken):
+    """Masked is multiplied by zero instead of being absent."""
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, chunks: Chunks, *pages_and_scale: Any) -> Any:
+        y, lse = self.kernels.attention(q, k, v, chunks, *pages_and_scale)
+        values = pages_and_scale[1]
+        return y + 0.0 * values[chunks.table[-1], 0, -1, 0], lse
+
+
+class Leaking(Broken):
+    """A row hears of its batch: zero times the largest activation is added."""
+
+    def matmul(self, x: Tensor, w: Packed, bias: Tensor | None = None, *, logits: bool = False) -> Tensor:
+        y = self.kernels.matmul(x, w, bias, logits=logits)
+        return y + (0.0 * x.amax()).to(y.dtype)
+
+
+class ForgetfulLane(Broken):
+    """A lane ends with each micro-batch, and does not go on in the next."""
+
+    def matmul_dw(self, dy: Tensor, x: Tensor, segments: Segments, stream: Stream) -> None:
+        folds = Segments(segments.ends, torch.ones_like(segments.fold))
+        self.kernels.matmul_dw(dy, x, folds, stream)
+
+
+class Stale(Subject):
+    """A sampler that is handed the old weights under the new version's number."""
+
+    def published(self, policy: Policy) -> Policy:
+        return replace(self.policy, version=policy.version)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """How a subject is broken, and the check that must notice."""
+
+    name: str
+    check: str
+    run: Callable[[Subject], Comparison]
+    make: Callable[[Policy, Sizes], Subject]
+
+
+def everywhere(policy: Policy, sizes: Sizes, wrap: Callable[[Kernels], Broken]) -> Subject:
+    return Subject(computing_with(policy, wrap), sizes)
+
+
+def sampler_only(policy: Policy, sizes: Sizes, wrap: Callable[[Kernels], Broken]) -> Subject:
+    return Subject(policy, sizes, sampling=computing_with(policy, wrap))
+
+
+def computing_with(policy: Policy, wrap: Callable[[Kernels], Broken]) -> Policy:
+    return replace(policy, ops=Ops(cast(Kernels, wrap(policy.ops.kernels))))
+
+
+def mutants(kernels: str) -> list[Mutant]:
+    """Every mutant. kernels: name of the honest ones, "cpu:" and the instruction set."""
+    theorem = partial(checks.sampler_is_scorer, temperature=1.0)
+    honest = partial(checks.instruction_set, isa=kernels.removeprefix("cpu:"))
+    by_batch = partial(SplitSum, when=lambda x: x.shape[0] > 4)
+    by_threads = partial(SplitSum, when=lambda x: torch.get_num_threads() == 3)
+    return [
+        Mutant(
+            "one bit of one logprob in the sampler", "sampler = re-scoring", theorem, partial(sampler_only, wrap=OneBit)
+        ),
+        Mutant("a sum in reverse order", "instruction set", honest, partial(everywhere, wrap=ReversedSum)),
+        Mutant("a sum split by batch size", "batch of one", checks.batch_of_one, partial(everywhere, wrap=by_batch)),
+        Mutant(
+            "a sum split by thread count",
+            "threads 3",
+            partial(checks.threads, count=3),
+            partial(everywhere, wrap=by_threads),
+        ),
+        Mutant("a page off by one", "prompts at page edges", checks.page_edges, partial(everywhere, wrap=WrongPage)),
+        Mutant(
+            "unused memory times zero",
+            "pages full of NaN",
+            partial(checks.filled_pages, value=float("nan")),
+            partial(everywhere, wrap=ReadsUnused),
+        ),
+        Mutant(
+            "a batch mate times zero",
+            "NaN batch mates",
+            partial(checks.mates, value=float("nan")),
+            partial(everywhere, wrap=Leaking),
+        ),
+        Mutant(
+            "subnormals flushed as the caller does",
+            "flush-denormal: subnormal gradients",
+            updates.flushed_gradients,
+            partial(everywhere, wrap=Flushing),
+        ),
+        Mutant(
+            "a lane that ends with its micro-batch",
+            "gradients, micro-batches of one",
+            partial(updates.gradients, tokens_at_once=1),
+            partial(everywhere, wrap=ForgetfulLane),
+        ),
+        Mutant("old weights after a publish", "after a publish", updates.after_publish, Stale),
+    ]

@@ -1,0 +1,109 @@
+"""What a verification found, and the one line and exit code that say so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from vexact.testing import Comparison
+
+Kind = Literal["sampled", "logits", "gradients", "other"]
+EQUAL, DIFFERS, INCONCLUSIVE = 0, 1, 3  # exit codes; 2 is bad input
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison of the table. kind: the minimum it counts for. skipped: why it did not run, or empty."""
+
+    name: str
+    dtype: str
+    kind: Kind
+    found: Comparison = field(default_factory=Comparison)
+    seconds: float = 0.0
+    skipped: str = ""
+
+    @property
+    def status(self) -> Literal["equal", "differs", "not run"]:
+        if self.skipped:
+            return "not run"
+        return "differs" if self.found.differ else "equal"
+
+
+@dataclass(frozen=True)
+class Control:
+    """What must differ: torch's own path, of which `differ` of `compared` log-probabilities part."""
+
+    dtype: str
+    compared: int
+    differ: int
+
+
+@dataclass(frozen=True)
+class Caught:
+    """Whether a mutant was noticed by the check that must notice it."""
+
+    mutant: str
+    check: str
+    dtype: str
+    differ: int
+
+
+Line = Check | Control | Caught
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Every check of every dtype. reasons: why it is inconclusive although nothing differed."""
+
+    model: str
+    checks: Sequence[Check]
+    controls: Sequence[Control] = ()
+    mutants: Sequence[Caught] = ()
+    reasons: Sequence[str] = ()
+
+    @property
+    def compared(self) -> int:
+        return sum(check.found.compared for check in self.checks)
+
+    @property
+    def differing(self) -> Check | None:
+        """The first check that found a difference."""
+        return next((check for check in self.checks if check.found.differ), None)
+
+    @property
+    def skipped(self) -> int:
+        """Checks for which no time was left."""
+        return sum(bool(check.skipped) for check in self.checks)
+
+    @property
+    def survivors(self) -> list[str]:
+        """Mutants that no check noticed."""
+        return [caught.mutant for caught in self.mutants if not caught.differ]
+
+    @property
+    def exit_code(self) -> int:
+        if self.differing is not None or self.survivors:
+            return DIFFERS
+        return INCONCLUSIVE if self.reasons else EQUAL
+
+    @property
+    def status(self) -> Literal["equal", "differs", "inconclusive"]:
+        if self.exit_code == EQUAL:
+            return "equal"
+        return "differs" if self.exit_code == DIFFERS else "inconclusive"
+
+    @property
+    def summary(self) -> str:
+        """The last line."""
+        check = self.differing
+        if check is not None:
+            at = " ".join(part for part in (check.found.where, str(check.found.first)) if part)
+            total = sum(each.found.differ for each in self.checks)
+            counts = f"{self.compared:,} values compared, {total:,} differ"
+            return f"verify: DIFFERS, {counts}; first {check.name} ({check.dtype}) {at}"
+        if self.survivors:
+            return f"verify: DIFFERS, mutants that no check noticed: {', '.join(self.survivors)}"
+        if self.reasons:
+            return f"verify: inconclusive, {'; '.join(self.reasons)}"
+        return f"verify: equal, {self.compared:,} values compared, 0 differ"

@@ -1,0 +1,205 @@
+"""The model under verification: sampled, re-scored, cut and differentiated in any way that must change nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vexact.model.batch import Batch, Chunk
+from vexact.model.gradients import Gradients
+from vexact.model.ops import Ops
+from vexact.model.pages import Pages, pages_for
+from vexact.model.policy import Policy, Scored
+from vexact.model.rollout import Rollout
+from vexact.rollout.request import Request
+from vexact.rollout.sampler import Sampler
+from vexact_kernels import Kernels
+
+TEMPERATURES = (1.0, 0.6, 1.7, 0.0)
+PROMPT_LENGTHS = (5, 33, 64, 17, 3, 90, 12, 50)
+ALL = 1 << 30  # tokens at once: the whole step in one micro-batch
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is compared. requests × samples × tokens are sampled; `few` requests serve the variants.
+
+    sequences × length tokens are cut into chunks; trained rollouts have their gradients taken.
+    """
+
+    requests: int
+    samples: int
+    tokens: int
+    few: int
+    sequences: int
+    length: int
+    trained: int = 10
+
+
+class Subject:
+    """A policy that samples and one that scores (the same, unless a mutant says otherwise), and what they gave."""
+
+    def __init__(self, policy: Policy, sizes: Sizes, sampling: Policy | None = None) -> None:
+        self.policy, self.sizes = policy, sizes
+        self.sampling = sampling or policy
+
+    @property
+    def kernels(self) -> Kernels:
+        return self.policy.ops.kernels
+
+    @cached_property
+    def requests(self) -> list[Request]:
+        sizes = self.sizes
+        return [
+            Request(
+                id=i,
+                prompt=self.tokens(self.fitting(PROMPT_LENGTHS[i % len(PROMPT_LENGTHS)], sizes.tokens), salt=i),
+                n=sizes.samples,
+                temperature=TEMPERATURES[(i + i // len(PROMPT_LENGTHS)) % len(TEMPERATURES)],
+                seed=7,
+                max_tokens=sizes.tokens,
+            )
+            for i in range(sizes.requests)
+        ]
+
+    @cached_property
+    def rollouts(self) -> list[Rollout]:
+        """Sampled with the sampler's own schedule."""
+        return self.sample(self.requests)
+
+    @cached_property
+    def few(self) -> list[Rollout]:
+        """The rollouts of the first few requests."""
+        return [rollout for rollout in self.rollouts if rollout.request < self.sizes.few]
+
+    @property
+    def few_requests(self) -> list[Request]:
+        return self.requests[: self.sizes.few]
+
+    @cached_property
+    def sequences(self) -> list[list[int]]:
+        length = self.fitting(self.sizes.length, 0)
+        return [self.tokens(length, salt=1000 + i) for i in range(self.sizes.sequences)]
+
+    @cached_property
+    def whole(self) -> Tensor:
+        """Logits [sequences · length, V] of the sequences, each in one chunk."""
+        return self.logits_in_cuts(self.sequences, ALL)
+
+    @cached_property
+    def trained(self) -> list[Scored]:
+        """Short rollouts in the order of their ids. More than there are lanes, so that a lane holds several."""
+        shortest = sorted(self.rollouts, key=lambda rollout: len(rollout.prompt))[: self.sizes.trained]
+        scored = [
+            as_scored(rollout) for rollout in sorted(shortest, key=lambda rollout: rollout.id) if rollout.completion
+        ]
+        return [replace(each, tokens=each.tokens[: each.first + 12]) for each in scored]
+
+    @cached_property
+    def gradients(self) -> dict[str, Tensor]:
+        """Of the trained rollouts in one micro-batch."""
+        return self.gradients_of(self.trained, ALL)
+
+    def tokens(self, count: int, salt: int) -> list[int]:
+        """Random token ids, the same in every run."""
+        rng = random.Random(salt)
+        return [rng.randrange(self.policy.config.vocab_size) for _ in range(count)]
+
+    def fitting(self, length: int, further: int) -> int:
+        """`length`, or as much of it as leaves room for `further` tokens among the model's positions."""
+        return max(1, min(length, self.policy.config.max_positions - further))
+
+    def sample(
+        self,
+        requests: Sequence[Request],
+        policy: Policy | None = None,
+        fill: float | None = None,
+        shuffled: bool = False,
+        **schedule: Any,
+    ) -> list[Rollout]:
+        """Rollouts by another schedule, page layout (`shuffled`) or memory content (`fill`)."""
+        longest = max(len(request.prompt) + request.max_tokens for request in requests)
+        most = min(schedule.get("running", 64), sum(request.n for request in requests))
+        sampler = Sampler(policy or self.sampling, pages=2 * (most + 1) * pages_for(longest), **schedule)
+        if fill is not None:
+            sampler.pages.fill(min(fill, torch.finfo(self.policy.dtype).max))
+        if shuffled:
+            taken = sampler.pages.take(sampler.pages.count)
+            random.Random(5).shuffle(taken)
+            sampler.pages.give_back(taken)
+        return sampler.run(requests)
+
+    def rescore(self, rollouts: Sequence[Rollout], tokens_at_once: int = 4096, policy: Policy | None = None) -> Tensor:
+        """float32 [completion tokens of all rollouts]: what training computes."""
+        return (policy or self.policy).logprobs([as_scored(rollout) for rollout in rollouts], tokens_at_once).logprob
+
+    def logits_in_cuts(
+        self,
+        sequences: Sequence[Sequence[int]],
+        size: int,
+        policy: Policy | None = None,
+        ops: Ops | None = None,
+        fill: float | None = None,
+    ) -> Tensor:
+        """Logits float32 [tokens, V], sequences behind one another, computed in chunks of `size` over one pool."""
+        policy = policy or self.policy
+        ops = ops or policy.ops
+        longest = max(map(len, sequences))
+        pages = Pages(policy.config, len(sequences) * pages_for(longest), policy.dtype)
+        if fill is not None:
+            pages.fill(min(fill, torch.finfo(policy.dtype).max))
+        tables = [pages.take(pages_for(longest)) for _ in sequences]
+        parts: list[list[Tensor]] = [[] for _ in sequences]
+        for first in range(0, longest, size):
+            members = [i for i, tokens in enumerate(sequences) if first < len(tokens)]
+            batch = Batch.of([Chunk(sequences[i][first : first + size], first, tables[i]) for i in members])
+            logits = ops.logits(policy.transformer.forward(batch, pages, ops), policy.transformer.head)
+            for i, rows in zip(members, logits.split(batch.chunks.start.diff().tolist()), strict=True):
+                parts[i].append(rows)
+        return torch.cat([rows for part in parts for rows in part])
+
+    def published(self, policy: Policy) -> Policy:
+        """What the sampler is handed when the trainer publishes: that policy itself."""
+        return policy
+
+    def direction(self, sequences: Sequence[Scored], scale: float = 1.0) -> Tensor:
+        """A fixed gradient of the log-probabilities and entropies: float32 [2, scored tokens]."""
+        rows = sum(sequence.rows for sequence in sequences)
+        return torch.randn(2, rows, generator=torch.Generator().manual_seed(3)) * scale
+
+    def gradients_of(
+        self,
+        sequences: Sequence[Scored],
+        tokens_at_once: int,
+        direction: Tensor | None = None,
+        policy: Policy | None = None,
+    ) -> dict[str, Tensor]:
+        """Gradient of every stack, in micro-batches of that many tokens."""
+        policy = policy or self.policy
+        given = self.direction(sequences) if direction is None else direction
+        gradients = Gradients(policy.config, policy.ops.kernels)
+        for part, logprobs in policy.gradient_passes(sequences, gradients, tokens_at_once):
+            torch.autograd.backward([logprobs.logprob, logprobs.entropy], [*given[:, part]])
+        return gradients.totals()
+
+
+class Replaced(Ops):
+    """Ops to whom the embedding's rows are given, so that a check decides what enters the model."""
+
+    def __init__(self, kernels: Kernels, rows: Tensor) -> None:
+        super().__init__(kernels)
+        self._rows = rows
+
+    def embed(self, tokens: Tensor, weight: Any) -> Tensor:
+        return self._rows
+
+
+def as_scored(rollout: Rollout) -> Scored:
+    """The rollout as training sees it."""
+    return Scored(rollout.tokens, len(rollout.prompt), rollout.temperature)

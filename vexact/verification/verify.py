@@ -1,0 +1,167 @@
+"""`verify`: the theorem on one checkpoint, inside a given time, with an answer that may be *inconclusive*."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from vexact.model.checkpoint import shapes
+from vexact.model.config import ModelConfig
+from vexact.model.policy import Policy
+from vexact.verification.checks import CHUNKS, Planned, forward_plan
+from vexact.verification.control import control
+from vexact.verification.mutants import mutants
+from vexact.verification.result import Caught, Check, Control, Kind, Line, Verification
+from vexact.verification.subject import Sizes, Subject
+from vexact.verification.updates import update_plan
+from vexact_kernels import Kernels
+
+SMALL = 10_000_000  # parameters; below, a model is cheap enough for more samples and for the slow implementations
+LOGITS = 1_000_000  # fewest logits compared
+SAMPLED_SMALL, SAMPLED_LARGE = 10_000, 1_000  # fewest sampled log-probabilities
+CONTROLLED = 8  # rollouts of the control, each of another prompt
+MUTANT_SIZES = Sizes(requests=8, samples=2, tokens=12, few=8, sequences=2, length=100)
+SHARE = 0.1  # of the time that the samples compared with their re-scoring may take
+
+
+def verify(
+    model: str | Path,
+    kernels: Kernels,
+    dtypes: Sequence[torch.dtype] = (),
+    seconds: float = 60.0,
+    with_mutants: bool = False,
+    begin: Callable[[str], None] = lambda name: None,
+    done: Callable[[Line], None] = lambda line: None,
+) -> Verification:
+    """Run every check on `model` (a folder, or `tiny`) in each dtype, by default the checkpoint's own.
+
+    seconds: of wall clock for all of it; what each minimum needs runs in any case. begin hears the name of what starts,
+    done the finished line. Raises ConfigError or CheckpointError (ValueError) on a model that cannot be loaded.
+    """
+    if not 0 < seconds < float("inf"):
+        raise ValueError(f"seconds is {seconds}, must be a positive number")
+    checks: list[Check] = []
+    controls: list[Control] = []
+    caught: list[Caught] = []
+    reasons: list[str] = []
+    for dtype in dtypes or (None,):
+        ends = time.monotonic() + seconds / max(1, len(dtypes))
+        run = _Run(Policy.load(model, kernels, dtype), ends, begin, done)
+        checks += run.checks()
+        controls.append(run.control())
+        reasons += shortfalls(parameter_count(run.policy.config), checks, controls[-1], run.dtype)
+        if with_mutants:
+            caught += run.mutants()
+    return Verification(str(model), checks, controls, caught, reasons)
+
+
+def shortfalls(parameters: int, checks: Sequence[Check], control: Control, dtype: str) -> list[str]:
+    """Why equality would not be a conclusion in that dtype: too little was compared, or the control did not differ."""
+    compared: Counter[Kind] = Counter()
+    for check in checks:
+        if check.dtype == dtype:
+            compared[check.kind] += check.found.compared
+    minima: list[tuple[Kind, int, str]] = [
+        ("sampled", least_sampled(parameters), "sampled log-probabilities"),
+        ("logits", LOGITS, "logits"),
+        ("gradients", parameters, "gradient values"),
+    ]
+    reasons = [
+        f"{compared[kind]:,} of at least {least:,} {words} compared in {dtype}"
+        for kind, least, words in minima
+        if compared[kind] < least
+    ]
+    if not control.differ:
+        reasons.append(f"the control must differ and {control.compared} values of torch's own paths do not in {dtype}")
+    return reasons
+
+
+class _Run:
+    """One model in one dtype, until `ends` (monotonic seconds)."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        ends: float,
+        begin: Callable[[str], None],
+        done: Callable[[Line], None],
+    ) -> None:
+        self.policy, self.ends, self.begin, self.done = policy, ends, begin, done
+        self.dtype = str(policy.dtype).removeprefix("torch.")
+        self.begin("calibrating")
+        affordable = sampling_rate(policy) * max(0.0, ends - time.monotonic())
+        self.subject = Subject(policy, sizes_for(policy.config, affordable))
+
+    def checks(self) -> list[Check]:
+        name, small = self.policy.ops.kernels.name, parameter_count(self.policy.config) < SMALL
+        plan = [*forward_plan(name, small), *update_plan(name, small)]
+        return [self._check(planned) for planned in sorted(plan, key=lambda planned: not planned.required)]
+
+    def control(self) -> Control:
+        self.begin("control")
+        rollouts = self.subject.rollouts[:: self.subject.sizes.samples][:CONTROLLED]
+        result = control(self.policy, rollouts, self.dtype)
+        self.done(result)
+        return result
+
+    def mutants(self) -> list[Caught]:
+        caught = []
+        for mutant in mutants(self.policy.ops.kernels.name):
+            self.begin(f"mutant: {mutant.name}")
+            found = mutant.run(mutant.make(self.policy, MUTANT_SIZES))
+            caught.append(Caught(mutant.name, mutant.check, self.dtype, found.differ))
+            self.done(caught[-1])
+        return caught
+
+    def _check(self, planned: Planned) -> Check:
+        begun = time.monotonic()
+        if begun > self.ends and not planned.required:
+            check = Check(planned.name, self.dtype, planned.kind, skipped="no time left")
+        else:
+            self.begin(planned.name)
+            found = planned.run(self.subject)
+            check = Check(planned.name, self.dtype, planned.kind, found, time.monotonic() - begun)
+        self.done(check)
+        return check
+
+
+def parameter_count(config: ModelConfig) -> int:
+    return sum(math.prod(shape) for shape in shapes(config).values())
+
+
+def least_sampled(parameters: int) -> int:
+    """Fewest sampled log-probabilities that may be called equal."""
+    return SAMPLED_SMALL if parameters < SMALL else SAMPLED_LARGE
+
+
+def sampling_rate(policy: Policy) -> float:
+    """Tokens a second, of eight sequences at once."""
+    subject = Subject(policy, Sizes(requests=8, samples=1, tokens=6, few=8, sequences=1, length=8))
+    subject.sample(subject.requests[:2])  # a first run pays for what is set up once
+    begun = time.monotonic()
+    drawn = sum(len(rollout.completion) for rollout in subject.sample(subject.requests))
+    return max(1, drawn) / (time.monotonic() - begun)
+
+
+def sizes_for(config: ModelConfig, affordable: float) -> Sizes:
+    """affordable: tokens that could be sampled in all of the time."""
+    parameters = parameter_count(config)
+    small = parameters < SMALL
+    samples, tokens = (4, 40) if small else (2, 32)
+    least = least_sampled(parameters)
+    wanted = min(max(least, SHARE * affordable), 20 * least)
+    length = 200 if small else 140
+    rows = math.ceil(LOGITS / (config.vocab_size * len(CHUNKS)))
+    return Sizes(
+        requests=4 * math.ceil(wanted / (4 * samples * tokens)),
+        samples=samples,
+        tokens=tokens,
+        few=8 if small else 4,
+        sequences=max(2, math.ceil(rows / length)),
+        length=length,
+    )
