@@ -5,7 +5,8 @@ PYTHON ?= $(or $(wildcard .venv/bin/python),python3)
 MODEL := models/SmolLM2-135M-Instruct
 
 log := .venv/setup.log
-pip := .venv/bin/python -m pip install --quiet --no-input --disable-pip-version-check --retries 1 -c constraints.txt
+pip := .venv/bin/python -m pip install --quiet --no-input --no-compile --disable-pip-version-check --retries 1 \
+  -c constraints.txt
 native := $(filter-out %/golden.cpp,$(wildcard kernels/cpu/*.cpp)) $(wildcard kernels/cpu/*.h)
 
 # $(error) is one line and exit code 2, where a failing recipe adds a line of make's own.

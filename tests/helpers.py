@@ -112,7 +112,8 @@ def transposed(x: Tensor) -> Tensor:
     return x.flatten(1).T.contiguous().T.unflatten(1, x.shape[1:])
 
 
-LAYOUTS = (row_strided, every_second_row, unaligned, transposed)
+Layout = Callable[[Tensor], Tensor]
+LAYOUTS: tuple[Layout, ...] = (row_strided, every_second_row, unaligned, transposed)
 
 
 @contextmanager

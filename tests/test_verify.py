@@ -11,14 +11,14 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-import vexact_kernels
 
-from vexact import cli
+import vexact_kernels
+from vexact import cli, verify
 from vexact.model.checkpoint import save_folder
 from vexact.model.policy import Policy
 from vexact.model.tiny import tiny_config, tiny_weights
 from vexact.testing import Comparison, compare_bits
-from vexact.verification import checks, control, mutants, verify
+from vexact.verification import checks, control, mutants
 from vexact.verification.report import as_annotations, as_json, as_junit
 from vexact.verification.result import DIFFERS, EQUAL, INCONCLUSIVE, Caught, Check, Control, Verification
 from vexact.verification.subject import Sizes, Subject

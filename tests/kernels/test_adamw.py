@@ -51,8 +51,8 @@ def test_unaligned_memory_and_its_neighbours(compiled: list[Kernels]) -> None:
     for kernels in compiled:
         expected = three_steps(kernels, torch.ones(33), [gradient])
         buffers = [torch.full((35,), 7.0) for _ in range(3)]
-        for buffer, value in zip(buffers, (1.0, 0.0, 0.0), strict=True):
-            buffer[1:-1] = value
+        for buffer, start in zip(buffers, (1.0, 0.0, 0.0), strict=True):
+            buffer[1:-1] = start
         kernels.adamw(buffers[0][1:-1], unaligned(gradient), buffers[1][1:-1], buffers[2][1:-1], **scalars(1))
         for buffer, value in zip(buffers, expected, strict=True):
             assert_same_bits(buffer[1:-1], value, kernels.name)

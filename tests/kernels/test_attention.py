@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor
 
-from helpers import LAYOUTS, agree, assert_same_bits, flushing_denormals, normal
+from helpers import LAYOUTS, Layout, agree, assert_same_bits, flushing_denormals, normal
 from vexact_kernels.contract import DTYPES, PAGE, Chunks, Kernels, grad_dtype
 from vexact_kernels.reference import Reference
 
@@ -212,7 +213,7 @@ def test_only_the_chunk_is_written(everyone: list[Kernels]) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layout_changes_no_bit(everyone: list[Kernels], layout, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+def test_layout_changes_no_bit(everyone: list[Kernels], layout: Layout, dtype: torch.dtype) -> None:
     case = make((5, 9), dtype=dtype)
     dy = gradient_of(case)
     y, lse = whole(everyone[0], case)
@@ -291,8 +292,9 @@ def test_gradients_against_float64(compiled: list[Kernels], dtype: torch.dtype) 
     y, lse = whole(compiled[-1], case)
     actual = backward(compiled[-1], case, y, dy, lse)
     leaves = [t.double().requires_grad_() for t in (case.q, case.k, case.v)]
-    for begin, end in zip(case.starts(), case.starts()[1:], strict=False):
-        exact, _, _ = exact_attention(*(t[begin:end] for t in leaves), case.scale)
+    for begin, end in pairwise(case.starts()):
+        q, k, v = (t[begin:end] for t in leaves)
+        exact, _, _ = exact_attention(q, k, v, case.scale)
         exact.backward(dy[begin:end].double())
     relative = {torch.float32: 2.0**-18, torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9}[dtype]
     for a, leaf in zip(actual, leaves, strict=True):

@@ -10,6 +10,7 @@ from helpers import (
     DIGITS,
     LAYOUTS,
     LOWEST_EXPONENT,
+    Layout,
     agree,
     assert_same_bits,
     flushing_denormals,
@@ -79,7 +80,7 @@ def test_add_keeps_the_sign_of_zero(everyone: list[Kernels]) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layout_changes_no_bit(everyone: list[Kernels], layout, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+def test_layout_changes_no_bit(everyone: list[Kernels], layout: Layout, dtype: torch.dtype) -> None:
     a, b = wild(6, 35, dtype=dtype, seed=1), wild(6, 35, dtype=dtype, seed=2)
     expected = everyone[0].add(a, b), everyone[0].cast(a, torch.bfloat16)
     for kernels in everyone:

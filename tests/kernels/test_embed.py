@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import LAYOUTS, agree, assert_same_bits, flushing_denormals, gradient, segments, stream, wild
+from helpers import LAYOUTS, Layout, agree, assert_same_bits, flushing_denormals, gradient, segments, stream, wild
 from vexact_kernels.contract import DTYPES, Kernels, grad_dtype
 from vexact_kernels.reference import Reference
 
@@ -42,7 +42,7 @@ def test_large_sizes_are_copied(compiled: list[Kernels], dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layout_changes_no_bit(everyone: list[Kernels], layout, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+def test_layout_changes_no_bit(everyone: list[Kernels], layout: Layout, dtype: torch.dtype) -> None:
     w, dy = wild(33, 35, dtype=dtype, seed=1), gradient(len(IDS), 35, dtype=dtype, seed=2)
     strided_ids = torch.stack([IDS, IDS + 100], dim=1)[:, 0]
     expected = gradients(everyone[0], IDS, dy)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import LAYOUTS, agree, assert_same_bits, flushing_denormals, normal
+from helpers import LAYOUTS, Layout, agree, assert_same_bits, flushing_denormals, normal
 from vexact_kernels.contract import DTYPES, Kernels, grad_dtype
 from vexact_kernels.reference import Reference
 
@@ -62,7 +62,7 @@ def test_without_entropy_nothing_else_changes(everyone: list[Kernels]) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layout_changes_no_bit(everyone: list[Kernels], layout) -> None:  # type: ignore[no-untyped-def]
+def test_layout_changes_no_bit(everyone: list[Kernels], layout: Layout) -> None:
     logits, ids, temperature = inputs(129)
     expected = forward_and_backward(everyone[0], logits, ids, temperature)
     for kernels in everyone:

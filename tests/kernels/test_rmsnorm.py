@@ -8,6 +8,7 @@ from torch import Tensor
 
 from helpers import (
     LAYOUTS,
+    Layout,
     agree,
     assert_same_bits,
     assert_within,
@@ -63,7 +64,9 @@ def test_the_rows_of_a_token_run_inside_it(everyone: list[Kernels], dtype: torch
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(6, 35), (6, 3, 35)])
-def test_layout_changes_no_bit(everyone: list[Kernels], layout, shape, dtype) -> None:  # type: ignore[no-untyped-def]
+def test_layout_changes_no_bit(
+    everyone: list[Kernels], layout: Layout, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
     x, w, dy, residual = inputs(*shape, dtype=dtype)
     expected = forward_and_backward(everyone[0], x, w, dy, residual)
     for kernels in everyone:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import LAYOUTS, agree, assert_same_bits, assert_within, flushing_denormals, normal, wild
+from helpers import LAYOUTS, Layout, agree, assert_same_bits, assert_within, flushing_denormals, normal, wild
 from vexact_kernels.contract import DTYPES, Kernels
 from vexact_kernels.reference import Reference
 
@@ -32,7 +32,7 @@ def test_all_implementations_agree(everyone: list[Kernels], size: int, heads: in
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layout_changes_no_bit(everyone: list[Kernels], layout, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+def test_layout_changes_no_bit(everyone: list[Kernels], layout: Layout, dtype: torch.dtype) -> None:
     x = wild(len(POSITIONS), 3, 32, dtype=dtype)
     expected = both_ways(everyone[0], x, *tables(32))
     for kernels in everyone:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from helpers import (
     LAYOUTS,
+    Layout,
     agree,
     assert_same_bits,
     assert_within,
@@ -33,7 +34,7 @@ def test_all_implementations_agree(everyone: list[Kernels], width: int, dtype: t
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layout_changes_no_bit(everyone: list[Kernels], layout, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+def test_layout_changes_no_bit(everyone: list[Kernels], layout: Layout, dtype: torch.dtype) -> None:
     gate_up, dy = wild(6, 70, dtype=dtype, seed=1), gradient(6, 35, dtype=dtype, seed=2)
     expected = both(everyone[0], gate_up, dy)
     for kernels in everyone:

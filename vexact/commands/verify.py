@@ -13,7 +13,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from vexact.commands.model import DTYPES
 from vexact.verification.report import as_annotations, as_json, as_junit, line, table
 from vexact.verification.result import Line
-from vexact.verification.verify import verify
+from vexact.verify import verify
 from vexact_kernels import Kernels
 
 if TYPE_CHECKING:

@@ -1,9 +1,9 @@
 """Weights in Hugging Face folders: read strictly, written whole or not at all.
 
 One rule for dtypes. Loading never rounds: every tensor keeps the value it is stored with. Where the tensors of a
-folder have different dtypes, all are widened to float32, which is exact. A policy rounds each weight once, to the dtype it
-computes in; told that dtype, loading refuses a value too large for it and counts what the 16-bit tensors will lose. What
-was found is reported in one line.
+folder have different dtypes, all are widened to float32, which is exact. A policy rounds each weight once, to the dtype
+it computes in; told that dtype, loading refuses a value too large for it and counts what the 16-bit tensors will lose.
+What was found is reported in one line.
 """
 
 from __future__ import annotations
