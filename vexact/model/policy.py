@@ -61,7 +61,7 @@ class Policy:
             weights = tiny_weights(config)
         else:
             config = ModelConfig.from_folder(Path(model))
-            weights = load_weights(Path(model), config)
+            weights = load_weights(Path(model), config, dtype or config.dtype)
         return Policy.build(config, lambda name: stack(config, weights, name), kernels, dtype or config.dtype)
 
     @staticmethod
