@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from timing import interleaved
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from timing import environment, interleaved
 from vexact_kernels import load
 from vexact_kernels.contract import PAGE, Chunks, Kernels
 
@@ -98,8 +98,8 @@ def backward(kernels: Kernels, case: Case, dtype: torch.dtype) -> Pair:
     key_pages = torch.empty(pages, case.groups, case.size, PAGE, dtype=dtype)
     value_pages = torch.empty(pages, case.groups, PAGE, case.size, dtype=dtype)
     y, lse = kernels.attention(q, k, v, chunks, key_pages, value_pages, case.scale)
-    inputs = [dense(x, case).requires_grad_() for x in (q, k, v)]
-    out, d_out = scaled_dot_product_attention(*inputs, is_causal=True, scale=case.scale), dense(dy, case)
+    inputs = query, keys, values = tuple(dense(x, case).requires_grad_() for x in (q, k, v))
+    out, d_out = scaled_dot_product_attention(query, keys, values, is_causal=True, scale=case.scale), dense(dy, case)
     return (
         lambda: kernels.attention_backward(q, k, v, y, dy, lse, chunks, case.scale),
         lambda: torch.autograd.grad(out, inputs, d_out, retain_graph=True),
@@ -133,7 +133,7 @@ def main() -> None:
                     flush=True,
                 )
     RESULT.parent.mkdir(exist_ok=True)
-    result = {"kernels": kernels.name, "torch": torch.__version__, "threads": torch.get_num_threads(), "rows": rows}
+    result = {"environment": environment(), "kernels": kernels.name, "rows": rows}
     RESULT.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
-from timing import environment, interleaved
 from torch import Tensor
 
+from timing import environment, interleaved
 from vexact_kernels import Kernels, Segments, load
 from vexact_kernels.contract import Stream
 
@@ -28,7 +28,7 @@ FORWARD_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 BACKWARD_TOKENS = (64, 128, 256, 512, 1024)
 LANE_TOKENS = 128  # tokens of a rollout in the benchmark of dw: a lane ends behind each
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-FULL_WORK = 256 * 2**20  # multiply-adds from which a cell is skipped in a quick run
+QUICK_WORK = 2**29  # multiply-adds above which a quick run skips a cell
 
 Candidates = dict[str, Callable[[], object]]
 
@@ -96,7 +96,7 @@ def measure(kernels: Kernels, ops: list[str], quick: bool, seconds: float) -> It
             for columns, rows in SMOLLM2 if quick else SMOLLM2 + QWEN3:
                 weight = (torch.randn(rows, columns) / math.sqrt(columns)).to(dtype)
                 for tokens in token_counts[:: len(token_counts) // 2] if quick else token_counts:
-                    if quick and columns * rows * tokens > FULL_WORK:
+                    if quick and columns * rows * tokens > QUICK_WORK:
                         continue
                     medians = interleaved(candidates(kernels, weight, tokens), seconds)
                     ratio = {other: t / medians["vexact"] for other, t in medians.items() if other != "vexact"}

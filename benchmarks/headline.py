@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 import tyro
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -134,11 +135,18 @@ def measure(model: str, kernels: Kernels) -> list[Row]:
 
 
 def table(rows: Sequence[Row]) -> Table:
-    view = Table(title=f"the same {rows[0].tokens} tokens, sampled and scored", title_justify="left")
+    view = Table(
+        title=f"the same {rows[0].tokens} tokens, sampled and scored",
+        caption="Δ: of log-probabilities; flips: another likeliest token; ratios: exp Δ",
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE,
+        padding=0,
+    )
     for title in ("engine", "dtype"):
-        view.add_column(title)
-    for title in ("bits equal", "max |Δ logprob|", "mean |Δ logprob|", "argmax flips", "importance ratios"):
-        view.add_column(title, justify="right")
+        view.add_column(title, no_wrap=True)
+    for title in ("bit-equal", "max |Δ|", "mean |Δ|", "flips", "ratios"):
+        view.add_column(title, justify="right", no_wrap=True)
     for each in rows:
         exact = each.ratio_lowest == each.ratio_highest == 1.0
         view.add_row(
@@ -148,7 +156,7 @@ def table(rows: Sequence[Row]) -> Table:
             f"{each.max_abs_difference:.2g}",
             f"{each.mean_abs_difference:.2g}",
             str(each.argmax_flips),
-            "1" if exact else f"{each.ratio_lowest:.5f} – {each.ratio_highest:.5f}",
+            "1" if exact else f"{each.ratio_lowest:.5f}–{each.ratio_highest:.5f}",
         )
     return view
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
 from vexact.model.policy import Policy, Scored
 from vexact.model.rollout import Rollout
 from vexact.model.tiny import tiny_config, tiny_weights

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -90,8 +90,7 @@ def test_every_mutant_is_caught_where_the_honest_policy_passes(mutant: mutants.M
 
 def test_a_whole_verification_of_a_broken_sampler_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     small_minima(monkeypatch)
-    broken = mutants.computing_with(policy(), mutants.OneBit)
-    monkeypatch.setattr(verify, "Subject", lambda honest, sizes: Subject(honest, sizes, sampling=broken))
+    monkeypatch.setattr(verify, "Subject", partial(mutants.sampler_only, wrap=mutants.OneBit))
     result = verify.verify("tiny", policy().ops.kernels, seconds=0.01)
     assert result.exit_code == DIFFERS
     assert result.summary.startswith("verify: DIFFERS, ")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vexact_kernels import Kernels
 
 BAD_INPUT = 2
+INTERRUPTED = 130  # as a shell reports a process that SIGINT ended
 ISA_VARIABLE = "VEXACT_ISA"
 Dtype = Literal["float32", "bfloat16", "float16"]
 Model = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
@@ -125,9 +126,13 @@ class Train:
 
         from vexact.loop import train
         from vexact.recipe import load_recipe
+        from vexact.tasks.task import TaskError
 
         recipe = load_recipe(self.recipe, list(overrides))
-        train(recipe, kernels=_kernels(self.threads), console=Console())
+        try:
+            train(recipe, kernels=_kernels(self.threads), console=Console())
+        except TaskError as error:
+            raise ValueError(str(error)) from None
         return 0
 
 
@@ -184,6 +189,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if unknown:
             raise ValueError(f"unrecognized arguments: {' '.join(unknown)}")
         return command.run()
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except BrokenPipeError:  # whoever read the output has gone: nothing is left to be said, at exit neither
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -143,18 +143,23 @@ class Sequence {
   float *key_, *key_columns_, *value_columns_, *dk_, *dv_, *q_, *dy_, *dq_, *p_, *ds_, *delta_;
 };
 
+// A type of this namespace: sorting plain integers would leave a function of std that the linker shares between the
+// instruction sets.
+struct Extent {
+  int64_t start, tokens;
+};
+
 template <class T>
 void run_backward(int64_t S, const int64_t* start, const BackwardProblem<T>& g) {
-  std::vector<int64_t> order(static_cast<size_t>(S));  // long sequences first, so that none is left over at the end
-  for (int64_t s = 0; s < S; ++s) order[static_cast<size_t>(s)] = s;
-  const auto tokens = [start](int64_t s) { return start[s + 1] - start[s]; };
-  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return tokens(a) > tokens(b); });
-  const int64_t n = S * g.G, longest = S > 0 ? tokens(order[0]) : 0;
+  std::vector<Extent> order(static_cast<size_t>(S));  // long sequences first, so that none is left over at the end
+  for (int64_t s = 0; s < S; ++s) order[static_cast<size_t>(s)] = {start[s], start[s + 1] - start[s]};
+  std::stable_sort(order.begin(), order.end(), [](const Extent& a, const Extent& b) { return a.tokens > b.tokens; });
+  const int64_t n = S * g.G, longest = S > 0 ? order[0].tokens : 0;
   parallel_tasks(n, 1, [&](const auto& next) {
     Sequence<T> sequence(g, longest);
     for (int64_t i = next(); i < n; i = next()) {
-      const int64_t s = order[static_cast<size_t>(i / g.G)];
-      sequence.run(start[s], tokens(s), i % g.G);
+      const Extent& extent = order[static_cast<size_t>(i / g.G)];
+      sequence.run(extent.start, extent.tokens, i % g.G);
     }
   });
 }

@@ -92,26 +92,20 @@ void multiply(int64_t M, int64_t N, int64_t K, const typename Op::Left* left, co
   Product<Op, Finish>(M, N, K, left, static_cast<const typename Op::Right*>(right), finish).run();
 }
 
-// Packs the row tiles of x. `out` holds M * left_rows(K) elements.
+// Packs the row tiles of x; `out` holds M * left_rows(K) elements. exponents: if not null, the smallest of each tile.
 template <class Op, class X>
-void pack_rows(int64_t M, int64_t K, const X* x, int64_t ldx, typename Op::Left* out) {
+void pack_rows(int64_t M, int64_t K, const X* x, int64_t ldx, typename Op::Left* out, int* exponents) {
   const RowTiles tiles(M);
   parallel_for(tiles.count, ceil_div(int64_t{1} << 15, K * TILE_ROWS + 1), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const int64_t row = tiles.begin(t);
-      pack_left(tiles.height(t), K, x + row * ldx, ldx, out + row * Op::left_rows(K));
+      const int height = tiles.height(t);
+      pack_left(height, K, x + row * ldx, ldx, out + row * Op::left_rows(K));
+      if (!exponents) continue;
+      exponents[t] = NO_EXPONENT;
+      for (int r = 0; r < height; ++r) exponents[t] = smaller(exponents[t], smallest_exponent(x + (row + r) * ldx, K));
     }
   });
-}
-
-// The smallest exponent of a non-zero element of x [M, K].
-template <class X>
-int smallest_exponent_of_rows(int64_t M, int64_t K, const X* x, int64_t ldx) {
-  const Scratch<int> exponents(M);
-  row_exponents(M, K, x, ldx, exponents.get());
-  int smallest = NO_EXPONENT;
-  for (int64_t m = 0; m < M; ++m) smallest = smaller(smallest, exponents.get()[m]);
-  return smallest;
 }
 
 // x [M, K] times the packed weight of storage T, whose panels hold N columns.
@@ -121,16 +115,18 @@ void product(int64_t M, int64_t N, int64_t K, const X* x, int64_t ldx, const voi
   const Scratch<uint32_t> left(M * K + M);
 #if defined(__AVX512BF16__)
   if constexpr (MAY_HAVE_DOT<T>) {
-    if (may_dot(smallest_exponent_of_rows(M, K, x, ldx), min_exponent)) {
-      pack_rows<PairDot>(M, K, x, ldx, left.get());
-      return multiply<PairDot>(M, N, K, left.get(), packed, finish);
-    }
+    const int64_t tiles = RowTiles(M).count;
+    const Scratch<int> exponents(tiles);
+    pack_rows<PairDot>(M, K, x, ldx, left.get(), exponents.get());
+    int smallest = NO_EXPONENT;
+    for (int64_t t = 0; t < tiles; ++t) smallest = smaller(smallest, exponents.get()[t]);
+    if (may_dot(smallest, min_exponent)) return multiply<PairDot>(M, N, K, left.get(), packed, finish);
   }
 #endif
   (void)min_exponent;
   using Op = typename PackedType<T>::Op;
   float* rows = reinterpret_cast<float*>(left.get());
-  pack_rows<Op>(M, K, x, ldx, rows);
+  pack_rows<Op>(M, K, x, ldx, rows, nullptr);
   multiply<Op>(M, N, K, rows, packed, finish);
 }
 

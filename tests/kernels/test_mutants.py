@@ -44,6 +44,12 @@ def tiny_product(kernels: Kernels) -> Tensor:
     return kernels.matmul(x, kernels.pack(w), logits=True)
 
 
+def underflowing_product(kernels: Kernels) -> Tensor:
+    """A chain that ends in a negative zero."""
+    x, w = torch.full((1, 2), 2.0**-100), torch.full((2, 2), -(2.0**-100))
+    return kernels.matmul(x, kernels.pack(w))
+
+
 def rotation(kernels: Kernels) -> Tensor:
     angle = torch.linspace(0.0, 3.0, 7)[:, None] * torch.linspace(1.0, 0.1, 16)
     return kernels.rope(normal(7, 2, 32), torch.arange(7), angle.cos(), angle.sin())
@@ -127,52 +133,56 @@ class PartialLibrary:
 
 @pytest.fixture
 def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Kernels]:
-    """build(isa, file, old=, new=, flags=): the kernels of sum, rope and, for bf16, matmul, with one text replaced."""
+    """build(isa, *operations, change=(file, old, new), flags=()): a few operations with one text replaced."""
 
-    def build_one(isa: str, file: str = "", old: str = "", new: str = "", flags: tuple[str, ...] = ()) -> Kernels:
+    def build_some(
+        isa: str, *operations: str, change: tuple[str, str, str] = ("", "", ""), flags: tuple[str, ...] = ()
+    ) -> Kernels:
         if isa not in vexact_kernels.available():
             pytest.skip(f"this machine has no {isa}")
+        file, old, new = change
         for source in SOURCES.iterdir():
             text = source.read_text()
             if source.name == file:
                 assert text.count(old) == 1, f"{file} holds {old!r} {text.count(old)} times: adapt this mutant"
                 text = text.replace(old, new)
             (tmp_path / source.name).write_text(text)
-        operations = ["sum.cpp", "rope.cpp", *(["matmul.cpp"] if isa == "avx512bf16" else [])]
-        (tmp_path / "some.cpp").write_text("".join(f'#include "{name}"\n' for name in operations))
+        some = tmp_path / "some.cpp"
+        some.write_text("".join(f'#include "{name}.cpp"\n' for name in operations))
         library = tmp_path / "mutant.so"
         command = [os.environ.get("CXX", "c++"), *FLAGS, *SETS[isa], f"-DVX_ISA={isa}", *flags]
-        subprocess.run([*command, str(tmp_path / "some.cpp"), "-o", str(library)], check=True)
+        subprocess.run([*command, str(some), "-o", str(library)], check=True)
         partial = PartialLibrary(library)
         monkeypatch.setattr(vexact_kernels.library, "library", lambda: partial)
         monkeypatch.setattr(vexact_kernels.cpu, "available", lambda: [isa])
         return Cpu(isa)
 
-    return build_one
+    return build_some
 
 
 def test_the_unchanged_source_has_the_right_bits(build: Callable[..., Kernels]) -> None:
     """The control: what the mutants below are built from is right."""
-    kernels = build("avx2")
-    for look in (rotation, negative_zeros):
-        assert differing(look(kernels), look(Reference())) == 0
+    kernels = build("avx2", "sum", "rope", "matmul")
+    for look in (product, tiny_product, underflowing_product, rotation, negative_zeros):
+        assert differing(look(kernels), look(Reference())) == 0, look.__name__
     expected = subnormal_sum(Reference())
     with flushing_denormals():
-        assert differing(subnormal_sum(kernels), expected) == 0
+        actual = subnormal_sum(kernels)
+    assert differing(actual, expected) == 0
 
 
 def test_contraction_by_the_compiler_is_seen(build: Callable[..., Kernels]) -> None:
-    kernels = build("avx2", flags=("-ffp-contract=fast",))
+    kernels = build("avx2", "sum", "rope", flags=("-ffp-contract=fast",))
     assert differing(rotation(kernels), rotation(Reference())) > 0
 
 
 def test_a_dropped_positive_zero_in_the_source_is_seen(build: Callable[..., Kernels]) -> None:
-    kernels = build("baseline", "simd.h", "return v[0] + 0.0f;", "return v[0];")
-    assert differing(negative_zeros(kernels), negative_zeros(Reference())) > 0
+    kernels = build("baseline", "matmul", change=("matmul.cpp", "vadd(v, vset(0.0f))", "v"))
+    assert differing(underflowing_product(kernels), underflowing_product(Reference())) > 0
 
 
 def test_a_kernel_that_keeps_the_callers_environment_is_seen(build: Callable[..., Kernels]) -> None:
-    kernels = build("avx2", "parallel.h", "_mm_setcsr(0x1f80);", "")
+    kernels = build("avx2", "sum", change=("parallel.h", "_mm_setcsr(0x1f80);", ""))
     expected = subnormal_sum(Reference())
     with flushing_denormals():
         flushed = subnormal_sum(kernels)
@@ -180,5 +190,5 @@ def test_a_kernel_that_keeps_the_callers_environment_is_seen(build: Callable[...
 
 
 def test_a_skipped_guard_of_the_bf16_instruction_is_seen(build: Callable[..., Kernels]) -> None:
-    kernels = build("avx512bf16", "matmul_pack.h", ">= -112;", ">= -1000;")
+    kernels = build("avx512bf16", "matmul", change=("matmul_pack.h", ">= -112;", ">= -1000;"))
     assert differing(tiny_product(kernels), tiny_product(Reference())) > 0

@@ -7,9 +7,10 @@ import statistics
 
 import pytest
 import torch
-from helpers import assert_same_bits
 from hypothesis import given
 from hypothesis import strategies as st
+
+from helpers import assert_same_bits
 from vexact.training.advantage import EPS, group_advantages
 
 

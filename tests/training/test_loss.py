@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import assert_same_bits, assert_within, flushing_denormals
 from torch import Tensor
+
+from helpers import assert_same_bits, assert_within, flushing_denormals
 from vexact.recipe import LossSection
 from vexact.training.loss import Exp, TokenLosses, clipped_surrogate, divisors
 from vexact_kernels import load

@@ -7,8 +7,9 @@ import struct
 
 import pytest
 import torch
-from helpers import assert_same_bits, flushing_denormals, normal
 from torch import Tensor
+
+from helpers import assert_same_bits, flushing_denormals, normal
 from vexact.recipe import OptimizerSection
 from vexact.training.optimizer import AdamW, clip_factor, gradient_norm, widened
 from vexact_kernels import load
@@ -75,7 +76,9 @@ def test_the_norm_sums_tensors_by_name_and_not_by_arrival() -> None:
     assert gradient_norm(gradients, KERNELS) == torch.tensor(math.sqrt(total)).item()
 
 
-@pytest.mark.parametrize(("norm", "limit", "expected"), [(0.5, 1.0, 1.0), (1.0, 1.0, 1.0), (4.0, 1.0, 0.25), (0.0, 1.0, 1.0)])
+@pytest.mark.parametrize(
+    ("norm", "limit", "expected"), [(0.5, 1.0, 1.0), (1.0, 1.0, 1.0), (4.0, 1.0, 0.25), (0.0, 1.0, 1.0)]
+)
 def test_only_a_norm_above_the_limit_is_clipped(norm: float, limit: float, expected: float) -> None:
     assert clip_factor(norm, limit) == expected
 
@@ -86,7 +89,9 @@ def test_the_clip_factor_is_the_correctly_rounded_float32_quotient() -> None:
         assert clip_factor(norm, 0.1) == torch.div(torch.tensor(0.1), torch.tensor(norm)).item()
 
 
-@pytest.mark.parametrize("bits", [0, 1, 0x007FFFFF, 0x00800000, 0x3F800001, 0x7F7FFFFF, 0x7F800000, 0x80000001, 0xFF800000])
+@pytest.mark.parametrize(
+    "bits", [0, 1, 0x007FFFFF, 0x00800000, 0x3F800001, 0x7F7FFFFF, 0x7F800000, 0x80000001, 0xFF800000]
+)
 def test_a_float32_is_widened_exactly_even_while_subnormals_are_flushed(bits: int) -> None:
     tensor = torch.frombuffer(bytearray(struct.pack("<I", bits)), dtype=torch.float32).reshape(())
     (expected,) = struct.unpack("<f", struct.pack("<I", bits))

@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
+
 from helpers import assert_same_bits, flushing_denormals
 from made import LENGTHS, make_rollouts, make_trainer, shifted, some_advantages
-from torch import Tensor
 from vexact.model.checkpoint import save_folder
 from vexact.model.parameters import unstack
+from vexact.model.policy import Scored
 from vexact.model.rollout import Rollout
 from vexact.recipe import LossSection
-from vexact.training.loss import divisors
+from vexact.training.loss import clipped_surrogate, divisors
 from vexact.training.trainer import Trainer, TrainingError, weights_of
 from vexact_kernels import load
 
@@ -54,14 +56,11 @@ def test_a_step_knows_neither_its_micro_batches_nor_the_order_of_arrival(dtype: 
 
 def test_a_divisor_counted_in_the_micro_batch_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant of the test above: a loss that is averaged over each micro-batch."""
-    from vexact.training import trainer as module
-
-    honest = module.clipped_surrogate
 
     def averaged(new: Tensor, old: Tensor, advantage: Tensor, divisor: Tensor, *rest: object) -> object:
-        return honest(new, old, advantage, torch.full_like(divisor, len(new)), *rest)  # type: ignore[arg-type]
+        return clipped_surrogate(new, old, advantage, torch.full_like(divisor, len(new)), *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(module, "clipped_surrogate", averaged)
+    monkeypatch.setattr("vexact.training.trainer.clipped_surrogate", averaged)
     one, many = make_trainer(), make_trainer(tokens_at_once=30)
     rollouts = make_rollouts(one.policy)
     for trainer in (one, many):
@@ -190,8 +189,6 @@ def test_the_trained_tokens_follow_from_lengths_and_not_from_what_they_are() -> 
     rollouts = make_rollouts(trainer.policy, (2, 3))
     tokens = [[5, 257, 257, 9], [257, 6, 7, 8, 1]]
     completions = [[11, 257], [257, 12, 257]]
-    from vexact.model.policy import Scored
-
     for i in range(2):
         scored = trainer.policy.logprobs([Scored([*tokens[i], *completions[i]], len(tokens[i]))])
         rollouts[i] = replace(rollouts[i], prompt=tokens[i], completion=completions[i], logprobs=scored.logprob)
@@ -229,8 +226,8 @@ def test_the_callers_flush_mode_is_no_part_of_a_step() -> None:
 
 
 def test_the_specification_takes_the_same_step() -> None:
-    small = {"num_hidden_layers": 1, "hidden_size": 32, "head_dim": 16, "num_attention_heads": 2, "intermediate_size": 24,
-             "num_key_value_heads": 1}  # fmt: skip
+    small = {"num_hidden_layers": 1, "hidden_size": 32, "head_dim": 16, "num_attention_heads": 2,
+             "num_key_value_heads": 1, "intermediate_size": 24}  # fmt: skip
     compiled, reference = (make_trainer(changes=small, kernels=load(device)) for device in ("cpu", "reference"))
     rollouts, advantages = make_rollouts(compiled.policy, (2, 3), prompt=2), torch.tensor([1.0, -0.5])
     assert compiled.step(rollouts, advantages) == reference.step(rollouts, advantages)

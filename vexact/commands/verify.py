@@ -35,10 +35,10 @@ def run(args: Verify, kernels: Kernels) -> int:
         args.json.write_text(json.dumps(as_json(result), indent=1) + "\n", encoding="utf-8")
     if args.junitxml is not None:
         args.junitxml.write_text(as_junit(result), encoding="utf-8")
-    if args.github:
-        print("\n".join(as_annotations(result)))
     if result.skipped:
         print(f"{result.skipped} checks did not run: give them more --seconds")
+    if args.github:
+        print("\n".join(as_annotations(result)))
     print(result.summary)
     return result.exit_code
 

@@ -27,11 +27,9 @@ class RunError(ValueError):
 
 
 class RunFolder:
-    """Made new: a folder that exists and holds anything is refused."""
+    """Made at a path that `free_path` gave."""
 
     def __init__(self, path: Path, recipe: Recipe) -> None:
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise RunError(f"{path}: exists already and is not empty; choose another --run.folder")
         path.mkdir(parents=True, exist_ok=True)
         self.path = path
         (path / "config.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
@@ -69,6 +67,9 @@ class RunFolder:
             os.close(descriptor)
 
 
-def path_of(section: RunSection, name: str) -> Path:
-    """The folder that is named, or ROOT/NAME-TIME."""
-    return Path(section.folder) if section.folder else Path(section.root) / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+def free_path(section: RunSection, name: str) -> Path:
+    """The folder that is named, or ROOT/NAME-TIME. Raises RunError where it holds anything already."""
+    path = Path(section.folder) if section.folder else Path(section.root) / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise RunError(f"{path}: exists already and is not empty; choose another --run.folder")
+    return path

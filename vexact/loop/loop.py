@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from vexact.loop.display import Display, summary
-from vexact.loop.folder import RunFolder, path_of
+from vexact.loop.folder import RunFolder, free_path
 from vexact.model.checkpoint import load_weights, save_folder
 from vexact.model.config import DTYPES, ModelConfig
 from vexact.model.rollout import Rollout
@@ -38,12 +38,13 @@ class RunResult:
 def train(recipe: Recipe, *, kernels: Kernels, console: Console, task: Task | None = None) -> RunResult:
     """Run a recipe and leave a run folder. task: one of your own, in place of the one that the recipe names.
 
-    Bad input raises a ValueError or TaskError of one line.
-    An interrupt is passed on after the summary; metrics.jsonl then holds the steps that were finished.
+    Bad input raises a ValueError or TaskError of one line and leaves nothing behind. An interrupt is passed on after
+    the summary; metrics.jsonl then holds the steps that were finished.
     """
-    folder = RunFolder(path_of(recipe.run, recipe.name), recipe)
+    path = free_path(recipe.run, recipe.name)
     task = task or load_task(recipe.task, recipe.seed)
     loop = Loop(recipe, task, kernels, lambda line: console.print(line, soft_wrap=True, highlight=False))
+    folder = RunFolder(path, recipe)
     folder.write_environment(loop.trainer.policy, loop.trainer.fingerprint())
     lines: list[dict[str, Any]] = []
     try:

@@ -1,5 +1,5 @@
 """Prompts and rewards."""
 
-from vexact.tasks.task import Item, Task, load_task
+from vexact.tasks.task import Item, Task, TaskError, load_task
 
-__all__ = ["Item", "Task", "load_task"]
+__all__ = ["Item", "Task", "TaskError", "load_task"]

@@ -86,6 +86,8 @@ def chosen(logits: Sequence[Tensor], rollouts: Sequence[Rollout]) -> Tensor:
 def control(policy: Policy, rollouts: Sequence[Rollout], dtype: str, steps: int = 8) -> Control:
     """How many of torch's own log-probabilities differ between its two paths."""
     rollouts = [rollout for rollout in rollouts if rollout.completion]
+    if not rollouts:
+        return Control(dtype, 0, 0)
     model = huggingface(policy)
     alone = chosen([rows[:steps] for rows in logits_alone(model, rollouts)], rollouts)
     batched = chosen(logits_batched(model, rollouts, steps), rollouts)

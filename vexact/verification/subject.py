@@ -106,6 +106,10 @@ class Subject:
         """Of the trained rollouts in one micro-batch."""
         return self.gradients_of(self.trained, ALL)
 
+    def forget_gradients(self) -> None:
+        """Make room: they are as large as the weights in float32, and a trainer is five times that."""
+        self.__dict__.pop("gradients", None)
+
     def tokens(self, count: int, salt: int) -> list[int]:
         """Random token ids, the same in every run."""
         rng = random.Random(salt)

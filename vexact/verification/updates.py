@@ -35,12 +35,12 @@ def update_plan(kernels: str, small: bool) -> list[Planned]:
         Planned("gradients, micro-batches of 70 tokens", "other", partial(gradients, tokens_at_once=70)),
         Planned("gradients, threads 1", "other", partial(gradients_on_threads, count=1)),
         Planned("flush-denormal: subnormal gradients", "other", flushed_gradients),
-        Planned("after an optimizer step and a publish", "other", after_publish),
-        Planned("shuffled arrival, then a step", "other", shuffled_arrival),
         *(
             Planned(f"gradients, instruction set {isa}", "other", partial(gradients_on, isa=isa))
             for isa in others(kernels, small)
         ),
+        Planned("after an optimizer step and a publish", "other", after_publish),
+        Planned("shuffled arrival, then a step", "other", shuffled_arrival),
     ]
 
 
@@ -117,6 +117,7 @@ def _advantages(count: int) -> Tensor:
 
 
 def _trainer(subject: Subject, tokens_at_once: int = 4096) -> Trainer:
+    subject.forget_gradients()
     stacked = subject.policy.transformer.parameters.stacked(subject.kernels)
     masters = {name: tensor.to(torch.float32, copy=True) for name, tensor in stacked.items()}
     section = OptimizerSection(lr=LEARNING_RATE, tokens_at_once=tokens_at_once)

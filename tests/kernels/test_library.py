@@ -1,0 +1,47 @@
+"""The shared library keeps its instruction sets apart."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import vexact_kernels
+from vexact_kernels import available, load
+from vexact_kernels.library import FILE, library
+
+
+def path() -> Path:
+    return next(Path(folder) / FILE for folder in vexact_kernels.__path__ if (Path(folder) / FILE).is_file())
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="nm (binutils) is not installed")
+def test_no_function_is_shared_between_instruction_sets() -> None:
+    """A weak definition is merged by the linker: the baseline could be given the one compiled for AVX-512."""
+    symbols = subprocess.run(["nm", "-C", str(path())], capture_output=True, text=True, check=True).stdout
+    assert re.search(r" T vx_baseline_matmul$", symbols, re.M)
+    assert re.findall(r" [WVu] .*", symbols) == []
+
+
+@pytest.mark.skipif(shutil.which("objdump") is None, reason="objdump (binutils) is not installed")
+@pytest.mark.skipif("avx2" not in available(), reason="not an x86-64 processor with AVX2")
+def test_the_baseline_uses_no_register_of_another_set() -> None:
+    text = subprocess.run(
+        ["objdump", "-d", "--no-show-raw-insn", "--disassemble=vx_baseline_matmul", str(path())],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert "ret" in text and not re.search(r"%[yz]mm|\bv(fmadd|add)[ps]", text)
+
+
+def test_an_instruction_set_that_is_missing_is_named_with_those_that_are_there() -> None:
+    with pytest.raises(ValueError, match="instruction set 'sse9' is not one that this machine has: .*baseline"):
+        load("cpu", "sse9")
+
+
+def test_every_set_of_this_machine_was_compiled() -> None:
+    names = library().vx_isa_names().decode().split()
+    assert set(available()) <= set(names) and available()[-1] == "baseline"
+    assert isinstance(library(), ctypes.CDLL)

@@ -1,0 +1,110 @@
+"""A recipe is read strictly: a key or value that is not understood is refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+
+from vexact.recipe import Recipe, RecipeError, load_recipe
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_what_a_file_leaves_out_is_the_default(tmp_path: Path) -> None:
+    assert load_recipe(written(tmp_path, "")) == Recipe()
+    assert load_recipe(written(tmp_path, "sampling:\nsteps: 7")) == Recipe(steps=7)
+
+
+def test_overrides_lie_over_the_file(tmp_path: Path) -> None:
+    path = written(tmp_path, "steps: 7\noptimizer:\n  lr: 1e-5\n  beta1: 0.5")
+    recipe = load_recipe(path, ["--optimizer.lr", "3e-6", "--model.path=models/some"])
+    assert (recipe.steps, recipe.optimizer.lr, recipe.optimizer.beta1, recipe.model.path) == (
+        7,
+        3e-6,
+        0.5,
+        "models/some",
+    )
+    assert load_recipe(path, {"optimizer.lr": "3e-6", "model.path": "models/some"}) == recipe
+
+
+def test_numbers_and_words_take_the_type_of_their_key(tmp_path: Path) -> None:
+    recipe = load_recipe(
+        written(tmp_path, ""), ["--optimizer.max_grad_norm", "2", "--name", "17", "--run.checkpoint", "no"]
+    )
+    assert recipe.optimizer.max_grad_norm == 2.0 and isinstance(recipe.optimizer.max_grad_norm, float)
+    assert recipe.name == "17"
+    assert recipe.run.checkpoint is False
+
+
+@pytest.mark.parametrize("name", ["smollm2_chain_sum", "tiny_chain_sum"])
+def test_a_resolved_recipe_is_read_back_as_itself(name: str, tmp_path: Path) -> None:
+    recipe = load_recipe(RECIPES / f"{name}.yaml", ["--optimizer.lr", "1e-07"])
+    assert recipe.name == name
+    assert load_recipe(written(tmp_path, recipe.to_yaml())) == recipe
+
+
+def test_a_recipe_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Recipe().steps = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--optimizer.lrr", "1"], "--optimizer.lrr: unknown key optimizer.lrr; did you mean optimizer.lr?"),
+        (["--lr", "1"], "--lr: unknown key lr; did you mean optimizer.lr?"),
+        (["--step", "1"], "--step: unknown key step; did you mean steps?"),
+        (["--model", "tiny"], "--model: unknown key model; model is a section with keys of its own, as model.path"),
+        (["--steps", "x"], "--steps: steps = 'x' is not an integer"),
+        (["--steps", "1.5"], "--steps: steps = 1.5 is not an integer"),
+        (["--steps", "true"], "--steps: steps = True is not an integer"),
+        (["--steps", "-1"], "--steps: steps = -1 is below 0"),
+        (["--optimizer.lr", "0"], "--optimizer.lr: optimizer.lr = 0.0 must be above 0"),
+        (["--optimizer.lr", "fast"], "--optimizer.lr: optimizer.lr = 'fast' is not a number"),
+        (["--optimizer.lr", ".inf"], "--optimizer.lr: optimizer.lr = inf is not finite"),
+        (["--optimizer.beta1", "1"], "--optimizer.beta1: optimizer.beta1 = 1.0 must be below 1"),
+        (["--model.dtype", "fp8"],
+         "--model.dtype: model.dtype = 'fp8' is not one of checkpoint, float32, bfloat16, float16"),
+        (["--run.checkpoint", "3"], "--run.checkpoint: run.checkpoint = 3 is not true or false"),
+        (["--run.folder", "[a]"], "--run.folder: run.folder = ['a'] is not text"),
+        (["--run.folder", "[a"], "--run.folder: '[a' is not a value"),
+        (["--steps"], "--steps: a value is missing"),
+        (["steps", "3"], "steps: overrides are written --key value"),
+    ],
+)  # fmt: skip
+def test_a_flag_that_is_not_understood_is_refused_in_one_line(words: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(written(tmp_path, ""), words)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("optimizer:\n  rate: 1", "unknown key optimizer.rate"),
+        ("optimizer: 3", "unknown key optimizer; optimizer is a section"),
+        ("steps:\n  many: 3", "unknown key steps.many"),
+        ("steps:", "steps = None is not an integer"),
+        ("- steps", "holds list, not keys and values"),
+        ("steps: [", "is not YAML"),
+    ],
+)
+def test_a_file_that_is_not_understood_is_refused_by_name(text: str, message: str, tmp_path: Path) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(path)
+    assert str(caught.value).startswith(f"{path}: {message}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"none\.yaml: no such file"):
+        load_recipe(tmp_path / "none.yaml")
