@@ -65,8 +65,8 @@ class Loop:
 
     def __init__(self, recipe: Recipe, task: Task, kernels: Kernels, say: Callable[[str], None]) -> None:
         self.recipe, self.task = recipe, task
-        self.tokenizer = load_tokenizer(recipe.model.path)
         self.trainer = load_trainer(recipe, kernels, say)
+        self.tokenizer = load_tokenizer(recipe.model.path)
         sampling, policy = recipe.sampling, self.trainer.policy
         self.sampler = Sampler(
             policy, tokens_per_step=sampling.tokens_per_step, chunk=sampling.chunk, running=sampling.running
