@@ -2,8 +2,8 @@
 
     python benchmarks/bench_engine.py [--quick] [--model models/SmolLM2-135M-Instruct]
 
-Both sides run in one process on the same threads and take turns; the table shows medians and their ratio. Peak memory is
-measured in processes of their own. Writes benchmarks/results/engine.json.
+Both sides run in one process on the same threads and take turns; the table shows medians and their ratio. Peak memory
+is measured in processes of their own. Writes benchmarks/results/engine.json.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from timing import environment, interleaved
 
+from timing import environment, interleaved
 from vexact.model.gradients import Gradients
 from vexact.model.policy import Policy, Scored
 from vexact.rollout.request import Request
@@ -56,7 +56,7 @@ class Ours:
         self.gradients.clear()
         scored = [Scored(s, 1) for s in sequences]
         for _, result in self.policy.gradient_passes(scored, self.gradients):
-            (-result.logprob.sum()).backward()  # type: ignore[no-untyped-call]
+            (-result.logprob.sum()).backward()
 
 
 class Theirs:
@@ -86,7 +86,7 @@ class Theirs:
 
     def train(self, sequences: list[list[int]]) -> None:
         self.model.zero_grad()
-        (-self._logprobs(sequences).sum()).backward()  # type: ignore[no-untyped-call]
+        (-self._logprobs(sequences).sum()).backward()
 
 
 def measure(folder: Path, dtype: torch.dtype, seconds: float) -> list[dict[str, Any]]:
@@ -177,7 +177,9 @@ def main() -> None:
     memory = {what: peak_memory(arguments.model, what) for what in ("generate", "train")}
     show(rows, memory)
     RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps({"environment": environment(), "rows": rows, "peak_memory_gb": memory}, indent=2) + "\n")
+    RESULTS.write_text(
+        json.dumps({"environment": environment(), "rows": rows, "peak_memory_gb": memory}, indent=2) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
 
 namespace VX_ISA {
 
-constexpr float LN2_HI = 0x1.62e4p-1f;        // 15 bits, so n * LN2_HI is exact
+constexpr float LN2_HI = 0x1.62e4p-1f;  // 15 bits, so n * LN2_HI is exact
 constexpr float LN2_LO = 0x1.7f7d1cp-20f;
 constexpr float EXP_LOWEST = -0x1.5d589ep+6f;  // -87.33654: the last x whose exp is a normal number
 constexpr float EXP_HIGHEST = 0x1.62e42ep+6f;  // 88.72283: the last x whose exp is finite

@@ -39,16 +39,19 @@ class FloatEnvironment {
 };
 
 // Not inlined, so that no arithmetic of the body can be scheduled across the change of environment.
-template <class Body> __attribute__((noinline)) void run_body(const Body& body, int64_t begin, int64_t end) {
+template <class Body>
+__attribute__((noinline)) void run_body(const Body& body, int64_t begin, int64_t end) {
   body(begin, end);
 }
-template <class Body> void guarded(const Body& body, int64_t begin, int64_t end) {
+template <class Body>
+void guarded(const Body& body, int64_t begin, int64_t end) {
   FloatEnvironment environment;
   run_body(body, begin, end);
 }
 
 // body(begin, end) over contiguous parts of 0 … n, at least `grain` items a thread.
-template <class Body> void parallel_for(int64_t n, int64_t grain, const Body& body) {
+template <class Body>
+void parallel_for(int64_t n, int64_t grain, const Body& body) {
   int64_t threads = omp_get_max_threads();
   if (threads > (n + grain - 1) / grain) threads = (n + grain - 1) / grain;
   if (threads <= 1 || omp_in_parallel()) {
@@ -65,7 +68,8 @@ template <class Body> void parallel_for(int64_t n, int64_t grain, const Body& bo
 
 // body(next) once a thread; next() hands out 0, 1, 2, …, and n or more when all are taken. For tasks of unequal size:
 // put the large ones first. At least `grain` tasks a thread. Who takes which task is left to chance and reaches no bit.
-template <class Body> void parallel_tasks(int64_t n, int64_t grain, const Body& body) {
+template <class Body>
+void parallel_tasks(int64_t n, int64_t grain, const Body& body) {
   std::atomic<int64_t> taken{0};
   const auto next = [&taken] { return taken.fetch_add(1, std::memory_order_relaxed); };
   const auto worker = [&](int64_t, int64_t) { body(next); };

@@ -4,9 +4,9 @@
 // of its own (VX_ISA), because the linker merges templates of equal name. Lanes never talk to each other except in
 // `tree16`, so the width of the machine's registers cannot reach a result.
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <cmath>
 
 #if defined(__AVX512F__)
 #define VX_AVX512 1
@@ -118,7 +118,7 @@ inline vf vdiv(vf a, vf b) { return _mm512_div_ps(a, b); }
 inline vf vsqrt(vf a) { return _mm512_sqrt_ps(a); }
 inline vf vfma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 inline vf vmax(vf a, vf b) { return _mm512_max_ps(a, b); }
-inline vm vlt(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }   // false on NaN
+inline vm vlt(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }  // false on NaN
 inline vm vnan(vf a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
 inline vm ilt(vi a, vi b) { return _mm512_cmplt_epi32_mask(a, b); }
 inline vm ieq(vi a, vi b) { return _mm512_cmpeq_epi32_mask(a, b); }
@@ -131,9 +131,18 @@ inline vi iadd(vi a, vi b) { return _mm512_add_epi32(a, b); }
 inline vi isub(vi a, vi b) { return _mm512_sub_epi32(a, b); }
 inline vi iand(vi a, vi b) { return _mm512_and_si512(a, b); }
 inline vi ior(vi a, vi b) { return _mm512_or_si512(a, b); }
-template <int K> inline vi shl(vi a) { return _mm512_slli_epi32(a, K); }
-template <int K> inline vi shr(vi a) { return _mm512_srli_epi32(a, K); }   // logical
-template <int K> inline vi sar(vi a) { return _mm512_srai_epi32(a, K); }   // arithmetic
+template <int K>
+inline vi shl(vi a) {
+  return _mm512_slli_epi32(a, K);
+}
+template <int K>
+inline vi shr(vi a) {
+  return _mm512_srli_epi32(a, K);
+}  // logical
+template <int K>
+inline vi sar(vi a) {
+  return _mm512_srai_epi32(a, K);
+}  // arithmetic
 inline vf to_float(vi a) { return _mm512_cvtepi32_ps(a); }
 inline vi iota() { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
 inline vi load_u16(const void* p) { return _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p))); }
@@ -188,7 +197,9 @@ inline vf as_float(vi x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps
 inline vm vlt(vf x, vf y) {
   return as_int(vf{_mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ)});
 }
-inline vm vnan(vf x) { return as_int(vf{_mm256_cmp_ps(x.a, x.a, _CMP_UNORD_Q), _mm256_cmp_ps(x.b, x.b, _CMP_UNORD_Q)}); }
+inline vm vnan(vf x) {
+  return as_int(vf{_mm256_cmp_ps(x.a, x.a, _CMP_UNORD_Q), _mm256_cmp_ps(x.b, x.b, _CMP_UNORD_Q)});
+}
 inline vf vpick(vm m, vf yes, vf no) {
   const vf f = as_float(m);
   return {_mm256_blendv_ps(no.a, yes.a, f.a), _mm256_blendv_ps(no.b, yes.b, f.b)};
@@ -199,15 +210,24 @@ inline vi iadd(vi x, vi y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi3
 inline vi isub(vi x, vi y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
 inline vi iand(vi x, vi y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
 inline vi ior(vi x, vi y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
-template <int K> inline vi shl(vi x) { return {_mm256_slli_epi32(x.a, K), _mm256_slli_epi32(x.b, K)}; }
-template <int K> inline vi shr(vi x) { return {_mm256_srli_epi32(x.a, K), _mm256_srli_epi32(x.b, K)}; }
-template <int K> inline vi sar(vi x) { return {_mm256_srai_epi32(x.a, K), _mm256_srai_epi32(x.b, K)}; }
+template <int K>
+inline vi shl(vi x) {
+  return {_mm256_slli_epi32(x.a, K), _mm256_slli_epi32(x.b, K)};
+}
+template <int K>
+inline vi shr(vi x) {
+  return {_mm256_srli_epi32(x.a, K), _mm256_srli_epi32(x.b, K)};
+}
+template <int K>
+inline vi sar(vi x) {
+  return {_mm256_srai_epi32(x.a, K), _mm256_srai_epi32(x.b, K)};
+}
 inline vf to_float(vi x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 inline vi load_u16(const void* p) {
   const __m128i* q = static_cast<const __m128i*>(p);
   return {_mm256_cvtepu16_epi32(_mm_loadu_si128(q)), _mm256_cvtepu16_epi32(_mm_loadu_si128(q + 1))};
 }
-inline void store_u16(void* p, vi x) {  // lanes hold 0 … 65535
+inline void store_u16(void* p, vi x) {                   // lanes hold 0 … 65535
   const __m256i packed = _mm256_packus_epi32(x.a, x.b);  // a0-3 b0-3 a4-7 b4-7
   _mm256_storeu_si256(static_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
 }
@@ -231,55 +251,182 @@ struct vi {
 };
 using vm = vi;
 #define VX_EACH for (int l = 0; l < W; ++l)
-inline vf vset(float x) { vf r; VX_EACH r.v[l] = x; return r; }
-inline vi iset(int32_t x) { vi r; VX_EACH r.v[l] = x; return r; }
-inline vi iota() { vi r; VX_EACH r.v[l] = l; return r; }
-inline vf vload(const float* p) { vf r; std::memcpy(r.v, p, sizeof r.v); return r; }
-inline vf vload(const float* p, int n) { vf r; VX_EACH r.v[l] = l < n ? p[l] : 0.0f; return r; }
+inline vf vset(float x) {
+  vf r;
+  VX_EACH r.v[l] = x;
+  return r;
+}
+inline vi iset(int32_t x) {
+  vi r;
+  VX_EACH r.v[l] = x;
+  return r;
+}
+inline vi iota() {
+  vi r;
+  VX_EACH r.v[l] = l;
+  return r;
+}
+inline vf vload(const float* p) {
+  vf r;
+  std::memcpy(r.v, p, sizeof r.v);
+  return r;
+}
+inline vf vload(const float* p, int n) {
+  vf r;
+  VX_EACH r.v[l] = l < n ? p[l] : 0.0f;
+  return r;
+}
 inline void vstore(float* p, vf x) { std::memcpy(p, x.v, sizeof x.v); }
-inline void vstore(float* p, vf x, int n) { for (int l = 0; l < W && l < n; ++l) p[l] = x.v[l]; }
-inline vf vadd(vf x, vf y) { vf r; VX_EACH r.v[l] = x.v[l] + y.v[l]; return r; }
-inline vf vsub(vf x, vf y) { vf r; VX_EACH r.v[l] = x.v[l] - y.v[l]; return r; }
-inline vf vmul(vf x, vf y) { vf r; VX_EACH r.v[l] = x.v[l] * y.v[l]; return r; }
-inline vf vdiv(vf x, vf y) { vf r; VX_EACH r.v[l] = x.v[l] / y.v[l]; return r; }
-inline vf vsqrt(vf x) { vf r; VX_EACH r.v[l] = __builtin_sqrtf(x.v[l]); return r; }
-inline vf vfma(vf x, vf y, vf z) { vf r; VX_EACH r.v[l] = fma1(x.v[l], y.v[l], z.v[l]); return r; }
-inline vf vmax(vf x, vf y) { vf r; VX_EACH r.v[l] = x.v[l] > y.v[l] ? x.v[l] : y.v[l]; return r; }
-inline vi as_int(vf x) { vi r; std::memcpy(&r, &x, sizeof r); return r; }
-inline vf as_float(vi x) { vf r; std::memcpy(&r, &x, sizeof r); return r; }
-inline vm vlt(vf x, vf y) { vm r; VX_EACH r.v[l] = x.v[l] < y.v[l] ? -1 : 0; return r; }
-inline vm vnan(vf x) { vm r; VX_EACH r.v[l] = x.v[l] != x.v[l] ? -1 : 0; return r; }
-inline vm ilt(vi x, vi y) { vm r; VX_EACH r.v[l] = x.v[l] < y.v[l] ? -1 : 0; return r; }
-inline vm ieq(vi x, vi y) { vm r; VX_EACH r.v[l] = x.v[l] == y.v[l] ? -1 : 0; return r; }
+inline void vstore(float* p, vf x, int n) {
+  for (int l = 0; l < W && l < n; ++l) p[l] = x.v[l];
+}
+inline vf vadd(vf x, vf y) {
+  vf r;
+  VX_EACH r.v[l] = x.v[l] + y.v[l];
+  return r;
+}
+inline vf vsub(vf x, vf y) {
+  vf r;
+  VX_EACH r.v[l] = x.v[l] - y.v[l];
+  return r;
+}
+inline vf vmul(vf x, vf y) {
+  vf r;
+  VX_EACH r.v[l] = x.v[l] * y.v[l];
+  return r;
+}
+inline vf vdiv(vf x, vf y) {
+  vf r;
+  VX_EACH r.v[l] = x.v[l] / y.v[l];
+  return r;
+}
+inline vf vsqrt(vf x) {
+  vf r;
+  VX_EACH r.v[l] = __builtin_sqrtf(x.v[l]);
+  return r;
+}
+inline vf vfma(vf x, vf y, vf z) {
+  vf r;
+  VX_EACH r.v[l] = fma1(x.v[l], y.v[l], z.v[l]);
+  return r;
+}
+inline vf vmax(vf x, vf y) {
+  vf r;
+  VX_EACH r.v[l] = x.v[l] > y.v[l] ? x.v[l] : y.v[l];
+  return r;
+}
+inline vi as_int(vf x) {
+  vi r;
+  std::memcpy(&r, &x, sizeof r);
+  return r;
+}
+inline vf as_float(vi x) {
+  vf r;
+  std::memcpy(&r, &x, sizeof r);
+  return r;
+}
+inline vm vlt(vf x, vf y) {
+  vm r;
+  VX_EACH r.v[l] = x.v[l] < y.v[l] ? -1 : 0;
+  return r;
+}
+inline vm vnan(vf x) {
+  vm r;
+  VX_EACH r.v[l] = x.v[l] != x.v[l] ? -1 : 0;
+  return r;
+}
+inline vm ilt(vi x, vi y) {
+  vm r;
+  VX_EACH r.v[l] = x.v[l] < y.v[l] ? -1 : 0;
+  return r;
+}
+inline vm ieq(vi x, vi y) {
+  vm r;
+  VX_EACH r.v[l] = x.v[l] == y.v[l] ? -1 : 0;
+  return r;
+}
 inline vm first(int n) { return ilt(iota(), iset(n)); }
-inline vf vpick(vm m, vf yes, vf no) { vf r; VX_EACH r.v[l] = m.v[l] ? yes.v[l] : no.v[l]; return r; }
-inline vi ipick(vm m, vi yes, vi no) { vi r; VX_EACH r.v[l] = m.v[l] ? yes.v[l] : no.v[l]; return r; }
-inline bool any(vm m) { int32_t r = 0; VX_EACH r |= m.v[l]; return r != 0; }
+inline vf vpick(vm m, vf yes, vf no) {
+  vf r;
+  VX_EACH r.v[l] = m.v[l] ? yes.v[l] : no.v[l];
+  return r;
+}
+inline vi ipick(vm m, vi yes, vi no) {
+  vi r;
+  VX_EACH r.v[l] = m.v[l] ? yes.v[l] : no.v[l];
+  return r;
+}
+inline bool any(vm m) {
+  int32_t r = 0;
+  VX_EACH r |= m.v[l];
+  return r != 0;
+}
 // unsigned inside: signed overflow is undefined, wrapping is meant
-inline vi iadd(vi x, vi y) { vi r; VX_EACH r.v[l] = int32_t(uint32_t(x.v[l]) + uint32_t(y.v[l])); return r; }
-inline vi isub(vi x, vi y) { vi r; VX_EACH r.v[l] = int32_t(uint32_t(x.v[l]) - uint32_t(y.v[l])); return r; }
-inline vi iand(vi x, vi y) { vi r; VX_EACH r.v[l] = x.v[l] & y.v[l]; return r; }
-inline vi ior(vi x, vi y) { vi r; VX_EACH r.v[l] = x.v[l] | y.v[l]; return r; }
-template <int K> inline vi shl(vi x) { vi r; VX_EACH r.v[l] = int32_t(uint32_t(x.v[l]) << K); return r; }
-template <int K> inline vi shr(vi x) { vi r; VX_EACH r.v[l] = int32_t(uint32_t(x.v[l]) >> K); return r; }
-template <int K> inline vi sar(vi x) { vi r; VX_EACH r.v[l] = x.v[l] >> K; return r; }
-inline vf to_float(vi x) { vf r; VX_EACH r.v[l] = static_cast<float>(x.v[l]); return r; }
+inline vi iadd(vi x, vi y) {
+  vi r;
+  VX_EACH r.v[l] = int32_t(uint32_t(x.v[l]) + uint32_t(y.v[l]));
+  return r;
+}
+inline vi isub(vi x, vi y) {
+  vi r;
+  VX_EACH r.v[l] = int32_t(uint32_t(x.v[l]) - uint32_t(y.v[l]));
+  return r;
+}
+inline vi iand(vi x, vi y) {
+  vi r;
+  VX_EACH r.v[l] = x.v[l] & y.v[l];
+  return r;
+}
+inline vi ior(vi x, vi y) {
+  vi r;
+  VX_EACH r.v[l] = x.v[l] | y.v[l];
+  return r;
+}
+template <int K>
+inline vi shl(vi x) {
+  vi r;
+  VX_EACH r.v[l] = int32_t(uint32_t(x.v[l]) << K);
+  return r;
+}
+template <int K>
+inline vi shr(vi x) {
+  vi r;
+  VX_EACH r.v[l] = int32_t(uint32_t(x.v[l]) >> K);
+  return r;
+}
+template <int K>
+inline vi sar(vi x) {
+  vi r;
+  VX_EACH r.v[l] = x.v[l] >> K;
+  return r;
+}
+inline vf to_float(vi x) {
+  vf r;
+  VX_EACH r.v[l] = static_cast<float>(x.v[l]);
+  return r;
+}
 inline vi load_u16(const void* p) {
   uint16_t u[W];
   std::memcpy(u, p, sizeof u);
-  vi r; VX_EACH r.v[l] = u[l]; return r;
+  vi r;
+  VX_EACH r.v[l] = u[l];
+  return r;
 }
 inline void store_u16(void* p, vi x) {
-  uint16_t u[W]; VX_EACH u[l] = static_cast<uint16_t>(x.v[l]);
+  uint16_t u[W];
+  VX_EACH u[l] = static_cast<uint16_t>(x.v[l]);
   std::memcpy(p, u, sizeof u);
 }
 inline vf widen_f16(const void* p) {
   f16 h[W];
   std::memcpy(h, p, sizeof h);
-  vf r; VX_EACH r.v[l] = widen(h[l]); return r;
+  vf r;
+  VX_EACH r.v[l] = widen(h[l]);
+  return r;
 }
 inline void narrow_f16(void* p, vf x) {
-  f16 h[W]; VX_EACH narrow(x.v[l], h[l]);
+  f16 h[W];
+  VX_EACH narrow(x.v[l], h[l]);
   std::memcpy(p, h, sizeof h);
 }
 #undef VX_EACH
@@ -291,7 +438,8 @@ inline vf load(const float* p) { return vload(p); }
 inline vf load(const bf16* p) { return as_float(shl<16>(load_u16(p))); }
 inline vf load(const f16* p) { return widen_f16(p); }
 inline vf load(const float* p, int n) { return vload(p, n); }
-template <class T> inline vf load(const T* p, int n) {
+template <class T>
+inline vf load(const T* p, int n) {
   if (n >= W) return load(p);
   T buffer[W] = {};
   for (int l = 0; l < n; ++l) buffer[l] = p[l];
@@ -307,7 +455,8 @@ inline void store(float* p, vf x) { vstore(p, x); }
 inline void store(bf16* p, vf x) { store_u16(p, bf16_bits(x)); }
 inline void store(f16* p, vf x) { narrow_f16(p, x); }
 inline void store(float* p, vf x, int n) { vstore(p, x, n); }
-template <class T> inline void store(T* p, vf x, int n) {
+template <class T>
+inline void store(T* p, vf x, int n) {
   if (n >= W) return store(p, x);
   T buffer[W];
   store(buffer, x);
@@ -332,7 +481,8 @@ inline float tree16(vf x) {  // upper half onto lower half until one is left
 }
 
 // S over n values given by load_at(i, count): 16 lanes from index i, lanes past `count` being +0.
-template <class Load> inline float tree_block(int64_t n, Load load_at) {  // n <= 1024
+template <class Load>
+inline float tree_block(int64_t n, Load load_at) {  // n <= 1024
   vf v[64];
   int width = 1;
   while (width * W < n) width *= 2;

@@ -30,11 +30,10 @@ matmul.cpp    y[m,n] = round(chain_k(x[m,k], w[n,k]) + bias[n])
   int    matmul_dw(int dtype, int64 M, int64 N, int64 K, const grad* dy, int64 lddy, const void* x, int64 ldx,
                    int64 n_seg, const int64* ends, const uint8* fold, float* lane, float* total, int exact_lane)
            lane, total [N, K]; exact_lane and the result: 1 while the running lane has taken the float32 path
-  void   matmul_db(int dtype, int64 M, int64 N, const grad* dy, int64 lddy, n_seg, ends, fold, float* lane, float* total)
-embed.cpp     rows of the packed weight
-  void   embed(int dtype, int64 N, int64 V, int64 D, const int64* ids, const void* packed, void* y, int64 ldy)
-  void   embed_dw(int dtype, int64 N, int64 V, int64 D, const int64* ids, const grad* dy, int64 lddy,
-                  n_seg, ends, fold, float* lane, float* total, uint8* touched ([V], ids with a lane begun))
+  void   matmul_db(int dtype, int64 M, int64 N, const grad* dy, int64 lddy, n_seg, ends, fold, float* lane, float*
+total) embed.cpp     rows of the packed weight void   embed(int dtype, int64 N, int64 V, int64 D, const int64* ids,
+const void* packed, void* y, int64 ldy) void   embed_dw(int dtype, int64 N, int64 V, int64 D, const int64* ids, const
+grad* dy, int64 lddy, n_seg, ends, fold, float* lane, float* total, uint8* touched ([V], ids with a lane begun))
 rmsnorm.cpp   rows x[i, j, :] with i < N at distance ldx and j < R at distance D behind each other
   void   rmsnorm(int dtype, int64 N, int64 R, int64 D, const void* x, int64 ldx, const void* w, float eps,
                  void* y, int64 ldy, float* rstd ([N, R], may be null))
@@ -52,17 +51,14 @@ attention.cpp  chunks: sequence s owns tokens start[s] … start[s+1] of the bat
                    const void* v, int64 ldv, void* key_pages, void* value_pages, float scale,
                    void* y, int64 ldy, float* lse ([N, H], may be null))
   void   attention_backward(int dtype, int64 S, const int64* start, int64 H, int64 G, int64 K,
-                   const void* q, int64 ldq, const void* k, int64 ldk, const void* v, int64 ldv, const void* y, int64 ldy,
-                   const grad* dy, int64 lddy, const float* lse, float scale, grad* dq, int64 lddq, grad* dk, int64 lddk,
-                   grad* dv, int64 lddv)          prefixes are empty
-swiglu.cpp    gate_up [N, 2F]: F gates, then F ups
-  void   swiglu(int dtype, int64 N, int64 F, const void* gate_up, int64 ldx, void* y, int64 ldy)
-  void   swiglu_backward(int dtype, int64 N, int64 F, const void* gate_up, int64 ldx, const grad* dy, int64 lddy,
-                         grad* dgate_up, int64 lddx)
-logprob.cpp   z = logit / T + 0 (T = 0 means T = 1), M = max z, Z = S(exp(z - M))
-  void   logprob(int64 N, int64 V, const float* logits, int64 ld, const int64* ids, const float* temperature ([N]),
-                 float* logprob, float* entropy (may be null), float* max, float* sum, uint8* finite)
-  void   logprob_backward(int dtype, int64 N, int64 V, const float* logits, int64 ld, const int64* ids,
+                   const void* q, int64 ldq, const void* k, int64 ldk, const void* v, int64 ldv, const void* y, int64
+ldy, const grad* dy, int64 lddy, const float* lse, float scale, grad* dq, int64 lddq, grad* dk, int64 lddk, grad* dv,
+int64 lddv)          prefixes are empty swiglu.cpp    gate_up [N, 2F]: F gates, then F ups void   swiglu(int dtype,
+int64 N, int64 F, const void* gate_up, int64 ldx, void* y, int64 ldy) void   swiglu_backward(int dtype, int64 N, int64
+F, const void* gate_up, int64 ldx, const grad* dy, int64 lddy, grad* dgate_up, int64 lddx) logprob.cpp   z = logit / T +
+0 (T = 0 means T = 1), M = max z, Z = S(exp(z - M)) void   logprob(int64 N, int64 V, const float* logits, int64 ld,
+const int64* ids, const float* temperature ([N]), float* logprob, float* entropy (may be null), float* max, float* sum,
+uint8* finite) void   logprob_backward(int dtype, int64 N, int64 V, const float* logits, int64 ld, const int64* ids,
                  const float* temperature, const float* max, const float* sum, const float* entropy,
                  const float* d_logprob, const float* d_entropy (may be null), grad* d_logits, int64 lddl)
 draw.cpp
@@ -80,6 +76,6 @@ sum.cpp
   float  sum_squares(int64 n, const float* x)         S(x * x)
 adamw.cpp
   void   adamw(int64 n, float* p, const float* g, float* m, float* v, float clip, float beta1, float beta2,
-               float one_minus_beta1, float one_minus_beta2, float eps, float decay, float step, float rsqrt_correction2)
-           one_minus_beta is 1 - beta in float64 rounded to float32 once
+               float one_minus_beta1, float one_minus_beta2, float eps, float decay, float step, float
+rsqrt_correction2) one_minus_beta is 1 - beta in float64 rounded to float32 once
 */

@@ -73,6 +73,14 @@ def indices(name: str, x: Tensor, count: int, limit: int) -> Tensor:
     return x
 
 
+def heads(query: int, groups: int, size: int) -> None:
+    """Raise ValueError unless attention's tiles fit: whole groups of query heads, sixteen values a vector."""
+    if groups == 0 or query % groups:
+        raise ValueError(f"{query} query heads are no multiple of {groups} key and value heads")
+    if size % 16:
+        raise ValueError(f"the head size of attention is {size}, needed is a multiple of 16")
+
+
 def segments(parts: Segments, tokens: int) -> tuple[int, Tensor, Tensor]:
     """Number of segments, ends, fold. Raises ValueError unless the ends ascend to the number of tokens."""
     n = len(parts.ends)

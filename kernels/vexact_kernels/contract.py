@@ -1,7 +1,7 @@
 """The interface that every implementation of the arithmetic keeps: tensors to tensors, no autograd.
 
-`kernels/README.md` states for each op what is summed, in which order, and rounded where. Letters: N tokens, S sequences,
-P pages, D width, H query heads, G key/value heads, K head size, F feed-forward width, V vocabulary.
+`kernels/README.md` states for each op what is summed, in which order, and rounded where. Letters: N tokens,
+S sequences, P pages, D width, H query heads, G key/value heads, K head size, F feed-forward width, V vocabulary.
 
 *dtype* is the storage type of weights and activations (float32, bfloat16, float16); *grad* is the storage type of
 gradients between ops: dtype, except that float16 keeps float32. Rows may be strided (`tensor.stride(0)`), the last
@@ -81,6 +81,8 @@ class Chunks:
 @runtime_checkable
 class Kernels(Protocol):
     """One implementation of the arithmetic. Every method allocates its result unless it names a buffer."""
+
+    def __hash__(self) -> int: ...
 
     name: str  # "reference", "cpu:baseline", "cpu:avx2", "cpu:avx512", "cpu:avx512bf16"
 

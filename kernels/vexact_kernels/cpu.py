@@ -207,6 +207,7 @@ class Cpu:
     ) -> tuple[Tensor, Tensor]:
         (n, heads, size), groups, dtype = q.shape, k.size(1), q.dtype
         limit = key_pages.size(0)
+        arguments.heads(heads, groups, size)
         require("k of attention", k, dtype, (n, groups, size))
         require("v of attention", v, dtype, (n, groups, size))
         keys = buffer("key_pages", key_pages, (limit, groups, size, PAGE), dtype)
@@ -233,6 +234,7 @@ class Cpu:
         if chunks.prefix.any():
             raise ValueError("attention_backward needs whole sequences: a prefix is not empty")
         arguments.starts(chunks, n)
+        arguments.heads(heads, groups, size)
         grad = grad_dtype(dtype)
         for name, x, kind, count in (("k", k, dtype, groups), ("v", v, dtype, groups), ("y", y, dtype, heads)):
             require(f"{name} of attention", x, kind, (n, count, size))

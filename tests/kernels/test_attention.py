@@ -309,3 +309,15 @@ def test_gradients_with_a_prefix_are_refused(everyone: list[Kernels]) -> None:
     for kernels in everyone:
         with pytest.raises(ValueError, match="prefix"):
             kernels.attention_backward(case.q, case.k, case.v, y, gradient_of(case), lse, chunks, case.scale)
+
+
+@pytest.mark.parametrize("heads, groups, size, message", [(4, 2, 24, "24"), (4, 3, 16, "3 key"), (2, 2, 8, "8")])
+def test_heads_that_do_not_fit_are_refused(
+    compiled: list[Kernels], heads: int, groups: int, size: int, message: str
+) -> None:
+    case = make((5,), heads, groups, size)
+    for kernels in compiled:
+        with pytest.raises(ValueError, match=message):
+            whole(kernels, case)
+        with pytest.raises(ValueError, match=message):
+            backward(kernels, case, case.q, gradient_of(case), torch.zeros(5, heads))

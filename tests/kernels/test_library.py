@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 import vexact_kernels
 from vexact_kernels import available, load
 from vexact_kernels.library import FILE, library
@@ -37,7 +38,7 @@ def test_the_baseline_uses_no_register_of_another_set() -> None:
 
 
 def test_an_instruction_set_that_is_missing_is_named_with_those_that_are_there() -> None:
-    with pytest.raises(ValueError, match="instruction set 'sse9' is not one that this machine has: .*baseline"):
+    with pytest.raises(ValueError, match=r"instruction set 'sse9' is not one that this machine has: .*baseline"):
         load("cpu", "sse9")
 
 

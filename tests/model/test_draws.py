@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
+
 from vexact.model.draws import Address, Draws
 from vexact_kernels import load
 
 
 def drawn(**changes: int) -> int:
-    address = Address(**{"seed": 1, "request": 2, "sample": 3, "position": 4, "temperature": 1.0, **changes})
-    d = Draws.at([address])
+    d = Draws.at([replace(Address(1, 2, 3, 4, 1.0), **changes)])
     logits = torch.zeros(1, 1 << 16)
     return int(load("cpu").draw(logits, d.temperature, d.seed, d.request, d.sample, d.position))
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from vexact.model.gradients import lanes_of, part_of, rows_in, segments_of
 from vexact_kernels import Segments
 
@@ -60,4 +61,4 @@ def test_any_cut_folds_every_lane_once_and_in_order(lengths: list[int], at_once:
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 32])
 def test_no_more_than_eight_lanes(count: int) -> None:
     lanes = lanes_of(count)
-    assert lanes == sorted(lanes) and 0 <= min(lanes) and max(lanes) <= 7
+    assert lanes == sorted(lanes) and min(lanes) >= 0 and max(lanes) <= 7

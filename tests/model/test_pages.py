@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from vexact.model.pages import OutOfPages, Pages, pages_for
 from vexact.model.tiny import tiny_config
 

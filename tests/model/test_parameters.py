@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from vexact.model.checkpoint import shapes
 from vexact.model.parameters import Parameters, stack, stacks, unstack
 from vexact.model.tiny import tiny_config, tiny_weights

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+
 from vexact.model.batch import Batch, Chunk
 from vexact.model.gradients import Gradients
 from vexact.model.pages import Pages, pages_for
@@ -12,7 +15,7 @@ from vexact.model.policy import Policy, Scored, micro_batches
 from vexact.model.tiny import tiny_config, tiny_weights
 from vexact_kernels import load
 
-FAMILIES = {
+FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "qwen2": {"head_dim": 16, "hidden_size": 112, "num_attention_heads": 7, "num_key_value_heads": 1,
               "tie_word_embeddings": False, "vocab_size": 1000},
@@ -31,8 +34,11 @@ def make(family: str, dtype: torch.dtype) -> Policy:
     return Policy.build(config, lambda name: stack(config, weights, name), load("cpu"), dtype)
 
 
-@pytest.fixture(scope="module", params=[(f, d) for f in FAMILIES for d in (torch.float32, torch.bfloat16, torch.float16)],
-                ids=lambda p: f"{p[0]}-{str(p[1]).removeprefix('torch.')}")  # fmt: skip
+@pytest.fixture(
+    scope="module",
+    params=[(family, dtype) for family in FAMILIES for dtype in (torch.float32, torch.bfloat16, torch.float16)],
+    ids=lambda p: f"{p[0]}-{str(p[1]).removeprefix('torch.')}",
+)
 def policy(request: pytest.FixtureRequest) -> Policy:
     return make(*request.param)
 
@@ -130,10 +136,16 @@ def test_the_recorded_forward_is_the_scoring_forward(policy: Policy) -> None:
 
 def test_flush_denormal_in_the_caller_changes_no_bit(policy: Policy) -> None:
     sequences = [sequence(40), sequence(70)]
-    expected = bits(policy.logprobs(sequences).logprob), {n: bits(g) for n, g in gradients(policy, sequences, 50).items()}
+    expected = (
+        bits(policy.logprobs(sequences).logprob),
+        {n: bits(g) for n, g in gradients(policy, sequences, 50).items()},
+    )
     try:
         torch.set_flush_denormal(True)
-        got = bits(policy.logprobs(sequences).logprob), {n: bits(g) for n, g in gradients(policy, sequences, 50).items()}
+        got = (
+            bits(policy.logprobs(sequences).logprob),
+            {n: bits(g) for n, g in gradients(policy, sequences, 50).items()},
+        )
     finally:
         torch.set_flush_denormal(False)
     assert got == expected

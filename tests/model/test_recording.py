@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import FAMILIES, build
 from torch import Tensor
+
+from checkpoints import FAMILIES, build
 from vexact.model.gradients import Gradients
 from vexact.model.parameters import unstack
 from vexact.model.policy import Policy, Scored

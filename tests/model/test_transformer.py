@@ -1,4 +1,4 @@
-"""The same function as transformers computes: logits in fp32 within a stated bound, for every family and the real model.
+"""The same function as transformers computes: logits in fp32 within a bound, for every family and the real model.
 
 The bound: both sides round in fp32, in other orders. A logit is a sum of `hidden` products behind a handful of
 layers; on these models twice float64's distance from transformers' own fp32 result stays below 2e-4 of the
@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import FAMILIES, build
 from torch import Tensor
+
+from checkpoints import FAMILIES, build
 from vexact.model.batch import Batch, Chunk
 from vexact.model.pages import Pages, pages_for
 from vexact.model.policy import Policy
@@ -48,6 +49,7 @@ def test_logits_are_those_of_transformers(family: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(not SMOLLM2.is_dir(), reason=f"{SMOLLM2} is missing: run `vexact fetch smollm2`")
 def test_the_real_model_agrees_at_every_position_of_real_text() -> None:
     from pydoc_data.topics import topics
+
     from vexact.model.tokenizer import load_tokenizer
 
     text = "".join(topics[name] for name in ("lambda", "integers", "yield"))

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from vexact.model.parameters import stack
 from vexact.model.policy import Policy, Scored
 from vexact.model.rollout import Rollout
@@ -134,7 +135,13 @@ def test_a_smaller_group_is_the_beginning_of_a_larger_one(float32_policy: Policy
 
 def test_another_seed_or_request_is_another_stream(float32_policy: Policy) -> None:
     base = Request(1, prompt(20), max_tokens=16)
-    variants = [base, replace(base, seed=1), replace(base, id=2), replace(base, id=1 << 40), replace(base, seed=1 << 63)]
+    variants = [
+        base,
+        replace(base, seed=1),
+        replace(base, id=2),
+        replace(base, id=1 << 40),
+        replace(base, seed=1 << 63),
+    ]
     completions = {tuple(Sampler(float32_policy).run([v])[0].completion) for v in variants}
     assert len(completions) == len(variants)
 
@@ -158,7 +165,9 @@ def test_greedy_takes_the_lowest_of_the_most_probable_ids(float32_policy: Policy
 
 
 def test_no_tokens_asked_is_an_empty_completion(float32_policy: Policy) -> None:
-    rollouts = Sampler(float32_policy).run([Request(1, prompt(5), n=2, max_tokens=0), Request(2, prompt(5), max_tokens=1)])
+    rollouts = Sampler(float32_policy).run(
+        [Request(1, prompt(5), n=2, max_tokens=0), Request(2, prompt(5), max_tokens=1)]
+    )
     assert [(r.id, len(r.completion), len(r.logprobs), r.finish) for r in rollouts] == [
         ((1, 0), 0, 0, "length"),
         ((1, 1), 0, 0, "length"),
@@ -181,7 +190,7 @@ def test_frequencies_are_those_of_the_distribution(float32_policy: Policy) -> No
     degrees = len(large)
     # 99.99 % quantile by Wilson and Hilferty; the draws are fixed, so the test is, too
     bound = degrees * (1 - 2 / (9 * degrees) + 3.72 * (2 / (9 * degrees)) ** 0.5) ** 3
-    assert 1 < degrees and chi < bound
+    assert degrees > 1 and chi < bound
 
 
 def test_a_sequence_whose_logits_are_not_finite_ends_alone() -> None:

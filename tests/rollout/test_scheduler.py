@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from vexact.model.pages import Pages
 from vexact.model.tiny import tiny_config
 from vexact.rollout.request import Request

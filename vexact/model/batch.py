@@ -12,6 +12,7 @@ from itertools import accumulate
 
 import torch
 from torch import Tensor
+
 from vexact_kernels import PAGE, Chunks, Segments
 
 

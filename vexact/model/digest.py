@@ -12,6 +12,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+
 from vexact_kernels import CONTRACT_VERSION, LANES, PAGE, Chunks, Kernels, Segments, Stream, grad_dtype
 
 PROFILE = "portable"

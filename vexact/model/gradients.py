@@ -1,8 +1,8 @@
 """Where parameter gradients are summed: a running lane and a total for each stack.
 
-The step's rollouts, in the order of their ids, are cut into 8 lanes of consecutive rollouts. Inside a lane one chain runs
-over tokens and continues across micro-batches; finished lanes are added in order. So the gradient does not know how the
-step was cut into micro-batches, how those were packed, or in which order rollouts arrived.
+The step's rollouts, in the order of their ids, are cut into 8 lanes of consecutive rollouts. Inside a lane one chain
+runs over tokens and continues across micro-batches; finished lanes are added in order. So the gradient does not know
+how the step was cut into micro-batches, how those were packed, or in which order rollouts arrived.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from itertools import accumulate
 
 import torch
 from torch import Tensor
-from vexact_kernels import LANES, Kernels, Segments, Stream
 
 from vexact.model.config import ModelConfig
 from vexact.model.parameters import EMBEDDING, HEAD, stacks
+from vexact_kernels import LANES, Kernels, Segments, Stream
 
 EMBEDDING_STREAM = "embedding"  # apart from the head's stream of a tied weight until one final add
 
@@ -29,8 +29,8 @@ def segments_of(lengths: Sequence[int], lane_of: Sequence[int], following_lane: 
     """Lane cuts of one micro-batch.
 
     lengths: tokens of each rollout in it, in order of ids; lane_of: their lanes, ascending. following_lane: the lane of
-    the first rollout behind this micro-batch, None at the end of the step: the last segment's lane ends here unless that
-    rollout continues it.
+    the first rollout behind this micro-batch, None at the end of the step: the last segment's lane ends here unless
+    that rollout continues it.
     """
     ends, fold = [], []
     bounds = list(accumulate(lengths))

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vexact_kernels import Chunks, Kernels
 
 from vexact.model.batch import Batch
 from vexact.model.draws import Draws
 from vexact.model.parameters import Matrix, Vector
+from vexact_kernels import Chunks, Kernels
 
 LOGITS_AT_ONCE = 1 << 23  # elements of [tokens, vocabulary] that stand in memory at once (32 MB)
 

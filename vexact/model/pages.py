@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from vexact_kernels import PAGE
 
 from vexact.model.config import ModelConfig
+from vexact_kernels import PAGE
 
 
 class OutOfPages(RuntimeError):

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from vexact_kernels import Kernels, Packed
 
 from vexact.model.config import ModelConfig
+from vexact_kernels import Kernels, Packed
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 

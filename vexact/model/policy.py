@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from vexact_kernels import Kernels
 
 from vexact.model.batch import Batch, Chunk
 from vexact.model.checkpoint import load_weights
@@ -21,6 +20,7 @@ from vexact.model.parameters import Parameters, stack, stacks
 from vexact.model.recording import Recorded, Recording
 from vexact.model.tiny import tiny_config, tiny_weights
 from vexact.model.transformer import Transformer
+from vexact_kernels import Kernels
 
 TOKENS_AT_ONCE = 4096  # of a micro-batch, unless the caller says otherwise
 

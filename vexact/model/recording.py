@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vexact_kernels import Chunks, Kernels, Segments, Stream
 
 from vexact.model.batch import Batch
 from vexact.model.gradients import Gradients, part_of, rows_in
 from vexact.model.ops import Logprobs, Ops, gather_logprobs, token_parts
 from vexact.model.parameters import Matrix, Vector
+from vexact_kernels import Chunks, Kernels, Segments, Stream
 
 
 class Tape:

@@ -66,7 +66,9 @@ class Transformer:
         Raises ValueError where a token lies beyond the model's positions, IndexError on an unknown token id.
         """
         if batch.longest > self.config.max_positions:
-            raise ValueError(f"position {batch.longest - 1} is beyond max_position_embeddings {self.config.max_positions}")
+            raise ValueError(
+                f"position {batch.longest - 1} is beyond max_position_embeddings {self.config.max_positions}"
+            )
         ops = ops.over(batch)
         tables, eps = self.rotary.upto(batch.longest), self.config.rms_norm_eps
         x = ops.embed(batch.tokens, self.embedding)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from vexact_kernels import PAGE
 
 from vexact.model.batch import Batch
 from vexact.model.draws import Draws
@@ -17,6 +16,7 @@ from vexact.model.policy import Policy
 from vexact.model.rollout import Finish, Rollout
 from vexact.rollout.request import Request
 from vexact.rollout.scheduler import Scheduler, Sequence
+from vexact_kernels import PAGE
 
 POOL_BYTES = 2 << 30  # address space of the default pool; only pages in use take memory
 POOL_PAGES = 4096

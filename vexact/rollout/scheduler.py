@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from vexact_kernels import PAGE
-
 from vexact.model.batch import Chunk
 from vexact.model.draws import Address
 from vexact.model.pages import OutOfPages, Pages, pages_for
 from vexact.rollout.request import Request
+from vexact_kernels import PAGE
 
 
 @dataclass(eq=False)  # two sequences are never the same one, however alike
