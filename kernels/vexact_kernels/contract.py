@@ -197,7 +197,7 @@ class Kernels(Protocol):
         self, logits: Tensor, temperature: Tensor, seed: Tensor, request: Tensor, sample: Tensor, position: Tensor
     ) -> Tensor:
         """logits float32 [N, V]; temperature float32 [N] (0: greedy); the rest int64 [N], read as unsigned: seed and
-        request 64 bits, sample and position 32 → ids int64 [N], -1 where a logit is not finite.
+        request 64 bits, sample and position 32 → ids int64 [N], -1 where `logprob` says that the row is not finite.
         """
         ...
 
