@@ -22,7 +22,7 @@ def path() -> Path:
 @pytest.mark.skipif(shutil.which("nm") is None, reason="nm (binutils) is not installed")
 def test_no_function_is_shared_between_instruction_sets() -> None:
     """A weak definition is merged by the linker: the baseline could be given the one compiled for AVX-512."""
-    symbols = subprocess.run(["nm", "-C", str(path())], capture_output=True, text=True, check=True).stdout
+    symbols = subprocess.run(["nm", "-D", "-C", str(path())], capture_output=True, text=True, check=True).stdout
     assert re.search(r" T vx_baseline_matmul$", symbols, re.M)
     assert re.findall(r" [WVu] .*", symbols) == []
 
