@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -128,7 +127,9 @@ def run_peak(folder: Path, what: str) -> None:
         Sampler(policy).run([Request(0, tokens(PROMPT), max_tokens=64)])
     else:
         train_one_step(folder)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
+    # Not getrusage: its maximum outlives exec, so it would report this process's parent.
+    status = Path("/proc/self/status").read_text()
+    print(int(status.split("VmHWM:")[1].split()[0]) / 1e6)
 
 
 def train_one_step(folder: Path) -> None:

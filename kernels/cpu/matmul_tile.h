@@ -23,7 +23,7 @@ constexpr int TILE_ROWS = 4, TILE_VECTORS = 1;
 // Column vectors of a tile with few rows: enough independent sums to hide the latency of a multiply-add.
 constexpr int wide_vectors(int rows) {
 #if defined(VX_AVX512)
-  return rows <= 2 ? 8 : rows <= 4 ? 4 : 2;
+  return rows <= 2 ? 8 : 2;
 #elif defined(VX_AVX2)
   return rows == 1 ? 4 : rows <= 3 ? 2 : 1;
 #else
