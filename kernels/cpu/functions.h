@@ -1,6 +1,7 @@
 // exp, log and the sigmoid, from multiply, add and fma alone. The same text stands in vexact_kernels/reference.py.
 // Coefficients: weighted least squares driven to the minimax on Chebyshev nodes, rounded to float.
-// Measured against float64: exp below 1 ulp, log below 1 ulp, sigmoid and silu below 2.5 ulp (tests/kernels/test_functions.py).
+// Measured against float64: exp below 1 ulp, log below 1 ulp, sigmoid and silu below 2.5 ulp
+// (tests/kernels/test_functions.py).
 #pragma once
 #include "simd.h"
 

@@ -198,11 +198,12 @@ class WeightGradient {
 
   static void multiply(const Run& run, int rows, const uint32_t* left, const uint32_t* right, const float* start,
                        float* out) {
+    const Ahead ahead{reinterpret_cast<const char*>(right), 0};
 #if defined(__AVX512BF16__)
-    if (run.dot) return find_tile<PairDot>(rows, false)(run.size(), left, right, 0, start, run.fold, out);
+    if (run.dot) return find_tile<PairDot>(rows, false)(run.size(), left, right, 0, start, run.fold, out, ahead);
 #endif
     find_tile<Single<float>>(rows, false)(run.size(), reinterpret_cast<const float*>(left),
-                                          reinterpret_cast<const float*>(right), 0, start, run.fold, out);
+                                          reinterpret_cast<const float*>(right), 0, start, run.fold, out, ahead);
   }
 
   int64_t N_, K_;

@@ -132,11 +132,18 @@ struct PairDot {
 };
 #endif
 
+// Memory that will be read soon: `bytes` from `from` on for each step of a tile, spread over its steps so that the
+// arithmetic hides the way to it. bytes = 0 touches one place again and again.
+struct Ahead {
+  const char* from;
+  int64_t bytes;
+};
+
 // Continues the sums over n elements of k: out = sums, or with `fold` out = out + (sums + 0).
 // panel: packed elements from one panel to the next.
 template <class Op, int R, int C>
 void tile(int64_t n, const typename Op::Left* left, const typename Op::Right* right, int64_t panel, const float* start,
-          bool fold, float* out) {
+          bool fold, float* out, Ahead ahead) {
   constexpr int64_t left_step = Op::left_rows(Op::ELEMENTS) * R;
   vf sum[R][C];
 #pragma GCC unroll 16
@@ -148,6 +155,8 @@ void tile(int64_t n, const typename Op::Left* left, const typename Op::Right* ri
     Op::template step<R, C>(left, right, panel, sum);
     left += left_step;
     right += PANEL;
+    __builtin_prefetch(ahead.from, 0, 2);
+    ahead.from += ahead.bytes;
   }
   Op::template tail<R, C>(n, left, right, panel, sum);
 #pragma GCC unroll 16
@@ -163,8 +172,8 @@ void tile(int64_t n, const typename Op::Left* left, const typename Op::Right* ri
 #undef VX_INLINE
 
 template <class Op>
-using Tile = void (*)(int64_t, const typename Op::Left*, const typename Op::Right*, int64_t, const float*, bool,
-                      float*);
+using Tile = void (*)(int64_t, const typename Op::Left*, const typename Op::Right*, int64_t, const float*, bool, float*,
+                      Ahead);
 
 alignas(64) constexpr float ZERO_SUMS[TILE_ROWS * PANEL] = {};  // where a chain starts
 
