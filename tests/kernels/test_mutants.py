@@ -171,6 +171,13 @@ def test_the_unchanged_source_has_the_right_bits(build: Callable[..., Kernels]) 
     assert differing(actual, expected) == 0
 
 
+def test_a_reversed_sum_in_the_source_is_seen(build: Callable[..., Kernels]) -> None:
+    ascending = "    Op::template step<R, C>(left, right, panel, sum);\n    left += left_step;\n    right += PANEL;\n"
+    descending = "    Op::template step<R, C>(left + (step - 1) * left_step, right + (step - 1) * PANEL, panel, sum);\n"
+    kernels = build("baseline", "matmul", change=("matmul_tile.h", ascending, descending))
+    assert differing(product(kernels), product(Reference())) > 0
+
+
 def test_contraction_by_the_compiler_is_seen(build: Callable[..., Kernels]) -> None:
     kernels = build("avx2", "sum", "rope", flags=("-ffp-contract=fast",))
     assert differing(rotation(kernels), rotation(Reference())) > 0
