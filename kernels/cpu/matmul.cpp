@@ -192,13 +192,13 @@ VX_API(void, matmul_dx)(int dtype, int64_t M, int64_t N, int64_t K, const void* 
 
 VX_API(int, matmul_dw)(int dtype, int64_t M, int64_t N, int64_t K, const void* dy, int64_t lddy, const void* x,
                        int64_t ldx, int64_t n_seg, const int64_t* ends, const uint8_t* fold, float* lane, float* total,
-                       int exact_lane) {
+                       int state) {
   using namespace VX_ISA;
   return with_storage(dtype, [&](auto t) {
     using T = decltype(t);
     using G = Gradient<T>;
     return weight_gradient(M, N, K, static_cast<const G*>(dy), lddy, static_cast<const T*>(x), ldx, n_seg, ends, fold,
-                           lane, total, exact_lane);
+                           lane, total, state);
   });
 }
 

@@ -42,6 +42,8 @@ class Runs {
     return exact_lane;
   }
 
+  bool folds() const { return count_ && runs_.get()[0].fold; }  // all runs but the last end a lane
+  bool ends_open() const { return count_ && !runs_.get()[count_ - 1].fold; }
   const Run* begin() const { return runs_.get(); }
   const Run* end() const { return runs_.get() + count_; }
   int64_t rows() const { return rows_; }  // packed rows of all runs
@@ -98,7 +100,7 @@ template <class G, class T>
 class WeightGradient {
  public:
   WeightGradient(int64_t N, int64_t K, const G* dy, int64_t lddy, const T* x, int64_t ldx, const Runs& runs,
-                 float* lane, float* total)
+                 float* lane, bool lane_is_zero, float* total, bool total_is_zero)
       : N_(N),
         K_(K),
         dy_(dy),
@@ -108,6 +110,8 @@ class WeightGradient {
         runs_(runs),
         lane_(lane),
         total_(total),
+        lane_is_zero_(lane_is_zero),
+        total_is_zero_(total_is_zero),
         panels_(ceil_div(K, PANEL)),
         right_(panels_ * runs.rows() * PANEL) {}
 
@@ -148,12 +152,12 @@ class WeightGradient {
     }
   }
 
-  // The two float32 buffers stream through once a call, in short pieces that the processor does not foresee.
+  // The float32 buffers stream through once a call, in short pieces that the processor does not foresee.
   void prefetch(int64_t n, int rows, int64_t k) const {
     for (int r = 0; r < rows; ++r) {
       for (int c = 0; c < GROUP; c += W) {
-        __builtin_prefetch(lane_ + (n + r) * K_ + k + c, 1);
-        __builtin_prefetch(total_ + (n + r) * K_ + k + c, 1);
+        if (!lane_is_zero_) __builtin_prefetch(lane_ + (n + r) * K_ + k + c, 1);
+        if (runs_.folds()) __builtin_prefetch(total_ + (n + r) * K_ + k + c, 1);
       }
     }
   }
@@ -162,16 +166,17 @@ class WeightGradient {
   void output(int rows, int64_t n, int64_t k, const uint32_t* left, const uint32_t* right) const {
     const int width = static_cast<int>(K_ - k < GROUP ? K_ - k : GROUP);
     alignas(64) float lane[TILE_ROWS * GROUP], total[TILE_ROWS * GROUP];
-    gather(rows, width, lane_ + n * K_ + k, lane);
-    gather(rows, width, total_ + n * K_ + k, total);
+    gather(rows, lane_is_zero_ ? 0 : width, lane_ + n * K_ + k, lane);
+    if (runs_.folds()) gather(rows, total_is_zero_ ? 0 : width, total_ + n * K_ + k, total);
     const float* start = lane;
     for (const Run& run : runs_) {
       multiply(run, rows, left + run.rows * rows, right + run.rows * PANEL, start, run.fold ? total : lane);
       start = run.fold ? ZERO_SUMS : lane;
     }
     // A lane that was and is zero, the usual case where a batch holds whole lanes, need not be written.
-    if (start == lane || !all_zero(rows * GROUP, lane)) scatter(rows, width, start, lane_ + n * K_ + k);
-    scatter(rows, width, total, total_ + n * K_ + k);
+    const bool was_zero = lane_is_zero_ || all_zero(rows * GROUP, lane);
+    if (start == lane || !was_zero) scatter(rows, width, start, lane_ + n * K_ + k);
+    if (runs_.folds()) scatter(rows, width, total, total_ + n * K_ + k);
   }
 
   static bool all_zero(int n, const float* v) {
@@ -213,9 +218,13 @@ class WeightGradient {
   int64_t ldx_;
   const Runs& runs_;
   float *lane_, *total_;
+  bool lane_is_zero_, total_is_zero_;
   int64_t panels_;
   Scratch<uint32_t> right_;
 };
+
+// The state of a stream's buffers (vexact.h).
+enum State { EXACT_LANE = 1, LANE_IS_ZERO = 2, TOTAL_IS_ZERO = 4 };
 
 template <class T>
 void row_exponents(int64_t M, int64_t n, const T* x, int64_t ldx, int* exponents) {
@@ -226,17 +235,19 @@ void row_exponents(int64_t M, int64_t n, const T* x, int64_t ldx, int* exponents
 
 template <class G, class T>
 int weight_gradient(int64_t M, int64_t N, int64_t K, const G* dy, int64_t lddy, const T* x, int64_t ldx, int64_t n_seg,
-                    const int64_t* ends, const uint8_t* fold, float* lane, float* total, int exact_lane) {
+                    const int64_t* ends, const uint8_t* fold, float* lane, float* total, int state) {
   Runs runs(n_seg, ends, fold);
+  const bool lane_is_zero = state & LANE_IS_ZERO, total_is_zero = state & TOTAL_IS_ZERO;
   const Scratch<int> left(M), right(M);
   const bool has_dot = MAY_HAVE_DOT<G>;
   if (has_dot) {
     row_exponents(M, N, dy, lddy, left.get());
     row_exponents(M, K, x, ldx, right.get());
   }
-  const bool exact = runs.choose_paths(exact_lane != 0, has_dot, left.get(), right.get());
-  WeightGradient<G, T>(N, K, dy, lddy, x, ldx, runs, lane, total).run();
-  return exact;
+  const bool exact = runs.choose_paths(state & EXACT_LANE, has_dot, left.get(), right.get());
+  WeightGradient<G, T>(N, K, dy, lddy, x, ldx, runs, lane, lane_is_zero, total, total_is_zero).run();
+  return (exact ? EXACT_LANE : 0) | (lane_is_zero && !runs.ends_open() ? LANE_IS_ZERO : 0) |
+         (total_is_zero && !runs.folds() ? TOTAL_IS_ZERO : 0);
 }
 
 template <class G>

@@ -28,8 +28,9 @@ matmul.cpp    y[m,n] = round(chain_k(x[m,k], w[n,k]) + bias[n])
            scratch: matmul_dx_bytes(dtype, N, K) bytes, 64-byte aligned
   int64  matmul_dx_bytes(int dtype, int64 N, int64 K)
   int    matmul_dw(int dtype, int64 M, int64 N, int64 K, const grad* dy, int64 lddy, const void* x, int64 ldx,
-                   int64 n_seg, const int64* ends, const uint8* fold, float* lane, float* total, int exact_lane)
-           lane, total [N, K]; exact_lane and the result: 1 while the running lane has taken the float32 path
+                   int64 n_seg, const int64* ends, const uint8* fold, float* lane, float* total, int state)
+           lane, total [N, K]. state and the result, bits: 1 the running lane has taken the float32 path; 2 the lane is
+           +0 and 4 the total is +0, whatever their memory holds, which spares reading it
   void   matmul_db(int dtype, int64 M, int64 N, const grad* dy, int64 lddy, n_seg, ends, fold, float* lane, float*
 total) embed.cpp     rows of the packed weight void   embed(int dtype, int64 N, int64 V, int64 D, const int64* ids,
 const void* packed, void* y, int64 ldy) void   embed_dw(int dtype, int64 N, int64 V, int64 D, const int64* ids, const

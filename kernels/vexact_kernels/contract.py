@@ -54,13 +54,16 @@ class Segments:
 class Stream:
     """The two buffers of one parameter's gradient: the running lane and the sum of the finished ones, float32.
 
-    `exact` is the state of the bf16 instruction guard (True while the running lane has taken the float32 path);
+    `exact` is the state of the bf16 instruction guard (True while the running lane has taken the float32 path).
+    `lane_is_zero`, `total_is_zero`: the buffer counts as +0 whatever its memory holds; only matmul_dw knows of them.
     `touched` marks the rows of an embedding that the running lane has met (uint8 [V]) and is None elsewhere.
     """
 
     lane: Tensor
     total: Tensor
     exact: bool = False
+    lane_is_zero: bool = False
+    total_is_zero: bool = False
     touched: Tensor | None = None
 
 

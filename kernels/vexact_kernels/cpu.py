@@ -111,11 +111,12 @@ class Cpu:
         lane, total = buffer("lane", stream.lane, (n, k)), buffer("total", stream.total, (n, k))
         parts, ends, fold = arguments.segments(segments, m)
         dy, x = rows(dy), rows(x)
-        exact = self._c.matmul_dw(
+        state = stream.exact | stream.lane_is_zero << 1 | stream.total_is_zero << 2
+        state = self._c.matmul_dw(
             CODES[x.dtype], m, n, k, dy.data_ptr(), dy.stride(0), x.data_ptr(), x.stride(0),
-            parts, ends.data_ptr(), fold.data_ptr(), lane, total, stream.exact,
+            parts, ends.data_ptr(), fold.data_ptr(), lane, total, state,
         )  # fmt: skip
-        stream.exact = bool(exact)
+        stream.exact, stream.lane_is_zero, stream.total_is_zero = bool(state & 1), bool(state & 2), bool(state & 4)
 
     def matmul_db(self, dy: Tensor, segments: Segments, stream: Stream) -> None:
         m, n = dy.shape

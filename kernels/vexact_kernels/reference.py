@@ -42,6 +42,12 @@ class Reference:
         return chain(widen(dy)[:, None, :], widen(w.data).T[None, :, :]).to(dy.dtype)
 
     def matmul_dw(self, dy: Tensor, x: Tensor, segments: Segments, stream: Stream) -> None:
+        if stream.lane_is_zero:
+            stream.lane.zero_()
+        if stream.total_is_zero:
+            stream.total.zero_()
+        stream.lane_is_zero = stream.total_is_zero = False
+
         def add_token(m: int) -> None:
             stream.lane.copy_(fma(widen(dy[m])[:, None], widen(x[m])[None, :], stream.lane))
 

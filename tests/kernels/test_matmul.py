@@ -13,6 +13,7 @@ from helpers import (
     Layout,
     agree,
     assert_same_bits,
+    differing,
     flushing_denormals,
     gradient,
     normal,
@@ -202,6 +203,25 @@ def test_lanes_are_added_one_after_the_other(everyone: list[Kernels]) -> None:
     three_lanes = agree(lambda k: whole_stream(k, dy, x, segments([2, 5, 9])), everyone)[1]
     one_lane = agree(lambda k: whole_stream(k, dy, x, segments([9])), everyone)[1]
     assert (three_lanes != one_lane).any(), "the order of the sum must be visible"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_buffers_that_count_as_zero_are_never_read(everyone: list[Kernels], dtype: torch.dtype) -> None:
+    """Two micro-batches: one lane ends and one goes on in the first, which ends in the second; memory begins as NaN."""
+    dy, x = normal(12, 35, seed=5).to(grad_dtype(dtype)), normal(12, 33, seed=6).to(dtype)
+    cuts = ((slice(0, 7), segments([4, 7], [1, 0])), (slice(7, 12), segments([3, 5])))
+    for kernels in everyone:
+        clean, lazy = stream(35, 33), stream(35, 33)
+        lazy.lane.fill_(torch.nan)
+        lazy.total.fill_(torch.nan)
+        lazy.lane_is_zero = lazy.total_is_zero = True
+        for part, cut in cuts:
+            kernels.matmul_dw(dy[part], x[part], cut, clean)
+            kernels.matmul_dw(dy[part], x[part], cut, lazy)
+            assert not lazy.total_is_zero
+            if not lazy.lane_is_zero:
+                assert differing(lazy.lane, clean.lane) == 0
+            assert differing(lazy.total, clean.total) == 0
 
 
 def test_memory_around_a_stream_is_untouched(compiled: list[Kernels]) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vexact.model.config import ModelConfig
-from vexact.model.parameters import EMBEDDING, HEAD, stacks
+from vexact.model.parameters import EMBEDDING, stacks
 from vexact_kernels import LANES, Kernels, Segments, Stream
 
 EMBEDDING_STREAM = "embedding"  # apart from the head's stream of a tied weight until one final add
@@ -74,18 +74,26 @@ class Gradients:
         """The stream of a stack, made on first use. `embedding`: that of the lookup, apart from the head's."""
         key = EMBEDDING_STREAM if embedding else name
         if key not in self._streams:
-            touched = torch.zeros(shape[0], dtype=torch.uint8) if embedding else None
-            self._streams[key] = Stream(torch.zeros(shape), torch.zeros(shape), touched=touched)
+            touched = torch.empty(shape[0], dtype=torch.uint8) if embedding else None
+            self._streams[key] = Stream(torch.empty(shape), torch.empty(shape), touched=touched)
+            self._clear(self._streams[key])
         return self._streams[key]
 
     def clear(self) -> None:
         """Begin a new step: every lane and total is +0 again."""
         for stream in self._streams.values():
-            stream.lane.zero_()
-            stream.total.zero_()
-            stream.exact = False
-            if stream.touched is not None:
-                stream.touched.zero_()
+            self._clear(stream)
+
+    @staticmethod
+    def _clear(stream: Stream) -> None:
+        stream.exact = False
+        if stream.lane.ndim == 2 and stream.touched is None:  # of a product: nobody will read what lies there now
+            stream.lane_is_zero = stream.total_is_zero = True
+            return
+        stream.lane.zero_()
+        stream.total.zero_()
+        if stream.touched is not None:
+            stream.touched.zero_()
 
     def totals(self) -> dict[str, Tensor]:
         """Gradient of every stack. Raises RuntimeError where a parameter met no backward pass."""
@@ -93,11 +101,13 @@ class Gradients:
         for name in stacks(self.config):
             if name == EMBEDDING:
                 continue
-            if name not in self._streams:
-                raise RuntimeError(f"no gradient reached {name}: run a backward pass first")
-            totals[name] = self._streams[name].total
-        lookup = self._streams[EMBEDDING_STREAM].total
+            totals[name] = self._total(name)
+        lookup = self._total(EMBEDDING_STREAM)
         tied = self.config.tie_word_embeddings
-        totals[EMBEDDING] = self.kernels.add(self._streams[EMBEDDING].total, lookup) if tied else lookup
-        assert tied or HEAD in totals
+        totals[EMBEDDING] = self.kernels.add(self._total(EMBEDDING), lookup) if tied else lookup
         return totals
+
+    def _total(self, name: str) -> Tensor:
+        if name not in self._streams or self._streams[name].total_is_zero:
+            raise RuntimeError(f"no gradient reached {name}: run the step's backward passes first")
+        return self._streams[name].total
