@@ -18,7 +18,6 @@ namespace {
 
 constexpr int64_t BLOCK_ROWS = 192;             // rows of a task: enough to pay for widening a page
 constexpr int64_t NARROW_ROWS = 2 * TILE_ROWS;  // up to here a page is widened in registers, tile by tile
-constexpr int64_t WORTH_A_THREAD = 1 << 17;     // multiplications
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
 
 struct Chunks {

@@ -155,7 +155,9 @@ void run_backward(int64_t S, const int64_t* start, const BackwardProblem<T>& g) 
   for (int64_t s = 0; s < S; ++s) order[static_cast<size_t>(s)] = {start[s], start[s + 1] - start[s]};
   std::stable_sort(order.begin(), order.end(), [](const Extent& a, const Extent& b) { return a.tokens > b.tokens; });
   const int64_t n = S * g.G, longest = S > 0 ? order[0].tokens : 0;
-  parallel_tasks(n, 1, [&](const auto& next) {
+  int64_t cost = 1;  // five products of half a square each, for every head
+  for (const Extent& extent : order) cost += extent.tokens * extent.tokens * g.H * g.K * 5 / 2;
+  parallel_tasks(n, 1 + n * WORTH_A_THREAD / cost, [&](const auto& next) {
     Sequence<T> sequence(g, longest);
     for (int64_t i = next(); i < n; i = next()) {
       const Extent& extent = order[static_cast<size_t>(i / g.G)];

@@ -53,7 +53,7 @@ struct Logits {
 template <class One, class Two, class Last>
 void two_passes(int64_t N, int64_t blocks, const One& one, const Two& two, const Last& last) {
   if (N >= omp_get_max_threads()) {
-    parallel_for(N, 1 + 8 / (blocks + 1), [&](int64_t begin, int64_t end) {
+    parallel_for(N, 1 + 32 / (blocks + 1), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         for (int64_t b = 0; b < blocks; ++b) one(i, b);
         for (int64_t b = 0; b < blocks; ++b) two(i, b);

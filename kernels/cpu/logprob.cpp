@@ -101,7 +101,7 @@ VX_API(void, logprob_backward)
   const int64_t blocks = blocks_of(V);
   with_storage(dtype, [&](auto type) {
     using G = Gradient<decltype(type)>;
-    parallel_for(N * blocks, 4, [&](int64_t begin, int64_t end) {
+    parallel_for(N * blocks, 16, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
         const int64_t i = t / blocks;
         const LogprobGradient<G> row{Logits(logits + i * ld, V, temperature[i]),

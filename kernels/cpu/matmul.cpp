@@ -45,8 +45,9 @@ class Product {
 
   void run() const {
     if (blocks_ == 0) return;
-    const int64_t work = tiles_.rows / blocks_ * K_ * GROUP + 1;
-    parallel_for(groups_ * blocks_, ceil_div(int64_t{1} << 16, work), [this](int64_t begin, int64_t end) {
+    // Reading a weight from memory takes as long as some sixteen multiplications by it.
+    const int64_t work = (tiles_.rows / blocks_ + 16) * K_ * GROUP + 1;
+    parallel_for(groups_ * blocks_, ceil_div(WORTH_A_THREAD, work), [this](int64_t begin, int64_t end) {
       while (begin < end) begin += cells(begin, end);
     });
   }

@@ -118,13 +118,13 @@ class WeightGradient {
   // Threads divide the rows of dw in blocks of tiles; a thread packs the block's columns of dy just before it is used.
   void run() const {
     const int64_t work = runs_.rows() + 1;
-    parallel_for(panels_, ceil_div(int64_t{1} << 14, work * PANEL), [this](int64_t begin, int64_t end) {
+    parallel_for(panels_, ceil_div(WORTH_A_THREAD / 8, work * PANEL), [this](int64_t begin, int64_t end) {
       for (int64_t p = begin; p < end; ++p) {
         pack_runs(runs_, K_ - p * PANEL, PANEL, x_ + p * PANEL, ldx_, right_.get() + p * runs_.rows() * PANEL);
       }
     });
     const RowTiles tiles(N_);
-    parallel_for(tiles.count, ceil_div(int64_t{1} << 16, work * K_ * TILE_ROWS + 1), [&](int64_t begin, int64_t end) {
+    parallel_for(tiles.count, ceil_div(WORTH_A_THREAD, work * K_ * TILE_ROWS + 1), [&](int64_t begin, int64_t end) {
       const Scratch<uint32_t> left(runs_.rows() * BLOCK * TILE_ROWS + W);
       for (int64_t t = begin; t < end; t += BLOCK) block(tiles, t, t + BLOCK < end ? t + BLOCK : end, left.get());
     });
@@ -253,7 +253,8 @@ int weight_gradient(int64_t M, int64_t N, int64_t K, const G* dy, int64_t lddy, 
 template <class G>
 void bias_gradient(int64_t N, const G* dy, int64_t lddy, int64_t n_seg, const int64_t* ends, const uint8_t* fold,
                    float* lane, float* total) {
-  parallel_for(ceil_div(N, W), 4, [&](int64_t begin, int64_t end) {
+  const int64_t tokens = n_seg ? ends[n_seg - 1] : 0;
+  parallel_for(ceil_div(N, W), 4 + WORTH_A_THREAD / 64 / (tokens + 1), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t at = i * W;
       const int n = static_cast<int>(N - at < W ? N - at : W);

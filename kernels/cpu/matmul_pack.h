@@ -152,7 +152,7 @@ template <class T>
 int pack_weight(int64_t N, int64_t K, const T* w, int64_t ldw, void* packed) {
   const int64_t panels = ceil_div(N, PANEL);
   const Scratch<int> exponents(panels);
-  parallel_for(panels, 4, [&](int64_t begin, int64_t end) {
+  parallel_for(panels, ceil_div(WORTH_A_THREAD / 8, K * PANEL + 1), [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; ++p) {
       const int64_t n0 = p * PANEL, columns = N - n0 < PANEL ? N - n0 : PANEL;
       pack_panel(columns, K, w + n0 * ldw, ldw, panel_of<T>(packed, p, K));
@@ -168,7 +168,7 @@ int pack_weight(int64_t N, int64_t K, const T* w, int64_t ldw, void* packed) {
 
 template <class T>
 void unpack_weight(int64_t N, int64_t K, const void* packed, T* w, int64_t ldw) {
-  parallel_for(N, PANEL, [&](int64_t begin, int64_t end) {
+  parallel_for(N, PANEL + WORTH_A_THREAD / 8 / (K + 1), [&](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
       const T* panel = panel_of<T>(packed, n / PANEL, K);
       for (int64_t k = 0; k < K; ++k) w[n * ldw + k] = panel[packed_place<T>(k, n % PANEL)];
@@ -236,7 +236,7 @@ template <class T>
 void turn_weight(int64_t N, int64_t K, const void* packed, void* turned) {
   using P = typename PackedType<T>::type;
   const int64_t n_rows = PackedType<T>::rows(N), k_rows = PackedType<T>::rows(K), side = PackedType<T>::rows(PANEL);
-  parallel_for(ceil_div(K, PANEL), 1, [&](int64_t begin, int64_t end) {
+  parallel_for(ceil_div(K, PANEL), ceil_div(WORTH_A_THREAD / 8, N * PANEL + 1), [&](int64_t begin, int64_t end) {
     for (int64_t panel = begin; panel < end; ++panel) {
       P* to = static_cast<P*>(turned) + panel * n_rows * PANEL;
       for (int64_t p = 0; p < ceil_div(N, PANEL); ++p) {

@@ -49,6 +49,10 @@ void guarded(const Body& body, int64_t begin, int64_t end) {
   run_body(body, begin, end);
 }
 
+// Multiply-adds that are worth waking a thread for: some ten microseconds, several times what the waking costs. On a
+// machine with other work a thread that waits for its part costs far more than the part.
+constexpr int64_t WORTH_A_THREAD = 1 << 19;
+
 // body(begin, end) over contiguous parts of 0 … n, at least `grain` items a thread.
 template <class Body>
 void parallel_for(int64_t n, int64_t grain, const Body& body) {

@@ -58,4 +58,4 @@ def test_the_real_model_agrees_at_every_position_of_real_text() -> None:
     policy = Policy.load(SMOLLM2, load("cpu"), torch.float32)
     ours, expected = logits(policy, tokens), theirs(SMOLLM2, tokens)
     assert ours.argmax(-1).tolist() == expected.argmax(-1).tolist()
-    assert (ours - expected).abs().max() < 1e-3  # logits reach ±30; measured 1e-4
+    assert (ours - expected).abs().max() < 1e-3  # logits reach from -29 to 41; measured 2.0e-4
