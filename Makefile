@@ -31,7 +31,7 @@ setup: .venv/.ready  ## make .venv, install the packages, compile the kernels
 run: .venv/.ready  ## fetch a real model, verify it, compare it with transformers, train it for five steps
 	.venv/bin/vexact fetch smollm2
 	.venv/bin/vexact verify $(MODEL) --dtype bfloat16 --seconds 60
-	.venv/bin/python benchmarks/headline.py
+	.venv/bin/python benchmarks/headline.py --to runs/headline.json
 	.venv/bin/vexact train recipes/smollm2_chain_sum.yaml --steps 5
 
 test: .venv/.ready  ## every test

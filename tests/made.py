@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from helpers import assert_same_bits
+from vexact.model.parameters import EMBEDDING, unstack
 from vexact.model.policy import Policy, Scored
 from vexact.model.rollout import Rollout
 from vexact.model.tiny import tiny_config, tiny_weights
 from vexact.recipe import LossSection, OptimizerSection
-from vexact.training.trainer import Trainer
+from vexact.training.trainer import Trainer, policy_of
 from vexact_kernels import Kernels, load
 
 LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34)  # completion tokens of a step
@@ -23,6 +26,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
               "tie_word_embeddings": False},
     "llama": {"head_dim": 16, "tie_word_embeddings": False},
 }  # fmt: skip
+SMALL = {"num_hidden_layers": 1, "hidden_size": 32, "head_dim": 16, "num_attention_heads": 2,
+         "num_key_value_heads": 1, "intermediate_size": 24}  # fmt: skip
 
 
 def make_trainer(
@@ -73,3 +78,37 @@ def shifted(rollouts: Sequence[Rollout], scale: float = 0.4) -> list[Rollout]:
 def some_advantages(count: int) -> Tensor:
     """Both signs, float32."""
     return torch.randn(count, generator=torch.Generator().manual_seed(3))
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """That many threads for a while."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def poisoned(trainer: Trainer, tokens: Iterable[int]) -> Trainer:
+    """The same trainer, but for some rows of its embedding, which hold NaN: nothing can follow those tokens."""
+    masters, policy = trainer.optimizer.masters, trainer.policy
+    masters[EMBEDDING][list(tokens)] = torch.nan
+    trainer.policy = policy_of(policy.config, masters, policy.ops.kernels, policy.dtype)
+    return trainer
+
+
+def gradients_of(trainer: Trainer) -> dict[str, Tensor]:
+    """Of the step before, by Hugging Face name."""
+    return unstack(trainer.policy.config, trainer.gradients.totals())
+
+
+def assert_same_step(trainer: Trainer, expected: Trainer) -> None:
+    """Gradients, masters, moments and published weights of two trainers, in every bit."""
+    for name, gradient in gradients_of(expected).items():
+        assert_same_bits(gradients_of(trainer)[name], gradient, f"gradient of {name}")
+    for name, master in expected.optimizer.masters.items():
+        assert_same_bits(trainer.optimizer.masters[name], master, f"master of {name}")
+        assert_same_bits(trainer.optimizer.second[name], expected.optimizer.second[name], f"moment of {name}")
+    assert trainer.fingerprint() == expected.fingerprint()

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from rich.console import Console
 
 from helpers import assert_same_bits
+from made import threads
 from vexact.loop import RunError, RunResult, train
 from vexact.loop.display import Display
 from vexact.loop.loop import Loop
@@ -51,10 +51,8 @@ class Letters:
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Tiny models: one thread is faster than two that wait for each other, and threads change no bit."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with threads(1):
+        yield
 
 
 def run(folder: Path, recipe: Recipe = BASE, task: Any = None, console: Console | None = None) -> RunResult:
@@ -73,6 +71,7 @@ def test_a_run_leaves_its_recipe_its_surroundings_its_metrics_and_its_weights(tm
     assert environment["arithmetic_digest"] and environment["kernels"] == load().name
     lines = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
     assert lines == result.lines
+    assert all(line["aggregation"] == "token_mean" for line in lines)
     assert [line["step"] for line in lines] == [0, 1, 2]
     assert [line["version"] for line in lines] == [1, 2, 3]
     config = ModelConfig.from_folder(result.folder / "checkpoint")
@@ -145,6 +144,19 @@ def test_a_model_that_cannot_be_loaded_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"config\.json: no such file"):
         run(tmp_path / "run", replace(BASE, model=ModelSection(str(tmp_path / "none"))))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("pages", [64, 1])
+def test_requests_that_can_never_be_served_leave_no_folder(
+    pages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vexact.rollout.sampler._default_pages", lambda policy: pages)
+    out = io.StringIO()
+    recipe = replace(BASE, sampling=replace(BASE.sampling, max_tokens=5000 if pages == 64 else 100))
+    with pytest.raises(ValueError, match="max_tokens 5000 exceed the model's" if pages == 64 else "the pool has 1$"):
+        run(tmp_path / "run", recipe, console=Console(file=out))
+    assert not (tmp_path / "run").exists()
+    assert out.getvalue() == ""
 
 
 def test_an_interrupt_leaves_whole_lines(tmp_path: Path) -> None:

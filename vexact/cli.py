@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from vexact.errors import BadInput
+
 if TYPE_CHECKING:
     from vexact_kernels import Kernels
 
@@ -126,13 +128,9 @@ class Train:
 
         from vexact.loop import train
         from vexact.recipe import load_recipe
-        from vexact.tasks.task import TaskError
 
         recipe = load_recipe(self.recipe, list(overrides))
-        try:
-            train(recipe, kernels=_kernels(self.threads), console=Console())
-        except TaskError as error:
-            raise ValueError(str(error)) from None
+        train(recipe, kernels=_kernels(self.threads), console=Console())
         return 0
 
 
@@ -146,12 +144,9 @@ class Fetch:
     """The folder that will hold the model's folder."""
 
     def run(self) -> int:
-        from vexact.fetch import FetchError, fetch_smollm2
+        from vexact.fetch import fetch_smollm2
 
-        try:
-            print(fetch_smollm2(self.to, lambda line: print(line, file=sys.stderr)))
-        except FetchError as error:
-            raise ValueError(str(error)) from None
+        print(fetch_smollm2(self.to, lambda line: print(line, file=sys.stderr)))
         return 0
 
 
@@ -187,14 +182,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(command, Train):
             return command.run(unknown)
         if unknown:
-            raise ValueError(f"unrecognized arguments: {' '.join(unknown)}")
+            raise BadInput(f"unrecognized arguments: {' '.join(unknown)}")
         return command.run()
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # whoever read the output has gone: nothing is left to be said, at exit neither
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ValueError, OSError) as error:
+    except (BadInput, OSError) as error:
         print(f"vexact: {' '.join(str(error).split())}", file=sys.stderr)
         return BAD_INPUT
 
@@ -215,7 +210,7 @@ def _parsed(argv: Sequence[str]) -> tuple[Command, list[str]]:
     except SystemExit as stop:
         if stop.code != BAD_INPUT:
             raise
-        raise ValueError(_unboxed(box.getvalue())) from None
+        raise BadInput(_unboxed(box.getvalue())) from None
 
 
 def _unboxed(text: str) -> str:
@@ -232,14 +227,14 @@ def _kernels(threads: int) -> Kernels:
     from vexact_kernels import load
 
     if threads < 0:
-        raise ValueError(f"--threads is {threads}, must be at least 1, or 0 for torch's own choice")
+        raise BadInput(f"--threads is {threads}, must be at least 1, or 0 for torch's own choice")
     if threads:
         torch.set_num_threads(threads)
     isa = os.environ.get(ISA_VARIABLE) or None
     try:
         return load("reference") if isa == "reference" else load("cpu", isa)
     except ValueError as error:
-        raise ValueError(f"{ISA_VARIABLE}: {error}" if isa else str(error)) from None
+        raise BadInput(f"{ISA_VARIABLE}: {error}" if isa else str(error)) from None
 
 
 if __name__ == "__main__":

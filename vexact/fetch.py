@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vexact.errors import BadInput
 from vexact.model.checkpoint import new_folder, write_json, write_weights
 from vexact.model.shards import SINGLE
 
@@ -70,7 +71,7 @@ LAYER_NAMES = {
 }
 
 
-class FetchError(RuntimeError):
+class FetchError(BadInput):
     """The model cannot be had. One line that says why."""
 
 

@@ -15,8 +15,10 @@ from typing import Any, get_type_hints
 
 import yaml
 
+from vexact.errors import BadInput
 
-class RecipeError(ValueError):
+
+class RecipeError(BadInput):
     """A recipe that cannot be run. One line: file or flag, key, what is wrong."""
 
 

@@ -13,16 +13,27 @@ import torch
 from vexact.model.checkpoint import shapes
 from vexact.model.config import ModelConfig
 from vexact.model.policy import Policy
-from vexact.verification.checks import CHUNKS, Planned, forward_plan
+from vexact.verification.checks import Planned, forward_plan
 from vexact.verification.control import control
 from vexact.verification.mutants import mutants
-from vexact.verification.result import Caught, Check, Control, Kind, Line, Verification
+from vexact.verification.result import (
+    CHUNKED,
+    CHUNKS,
+    GRADIENTS,
+    KINDS,
+    SAMPLED,
+    Caught,
+    Check,
+    Control,
+    Line,
+    Verification,
+)
 from vexact.verification.subject import Sizes, Subject
 from vexact.verification.updates import update_plan
 from vexact_kernels import Kernels
 
 SMALL = 10_000_000  # parameters; below, a model is cheap enough for more samples and for the slow implementations
-LOGITS = 1_000_000  # fewest logits compared
+LOGITS = 1_000_000  # fewest logits compared, each counted once
 SAMPLED_SMALL, SAMPLED_LARGE = 10_000, 1_000  # fewest sampled log-probabilities
 CONTROLLED = 8  # rollouts of the control, each of another prompt
 MUTANT_SIZES = Sizes(requests=8, samples=2, tokens=12, few=8, sequences=2, length=100)
@@ -40,8 +51,8 @@ def verify(
 ) -> Verification:
     """Run every check on `model` (a folder, or `tiny`) in each dtype, by default the checkpoint's own.
 
-    seconds: of wall clock for all of it; what each minimum needs runs in any case. begin hears the name of what starts,
-    done the finished line. Raises ConfigError or CheckpointError (ValueError) on a model that cannot be loaded.
+    seconds: of wall clock for all of it; the checks of every kind, and what the minima need, run in any case. begin
+    hears the name of what starts, done the finished line. Raises ConfigError or CheckpointError (ValueError) on a model that cannot be loaded.
     """
     if not 0 < seconds < float("inf"):
         raise ValueError(f"seconds is {seconds}, must be a positive number")
@@ -54,31 +65,42 @@ def verify(
         run = _Run(Policy.load(model, kernels, dtype), ends, begin, done)
         checks += run.checks()
         controls.append(run.control())
-        reasons += shortfalls(parameter_count(run.policy.config), checks, controls[-1], run.dtype)
+        reasons += shortfalls(parameter_count(run.policy.config), checks, controls[-1])
         if with_mutants:
             caught += run.mutants()
     return Verification(str(model), checks, controls, caught, reasons)
 
 
-def shortfalls(parameters: int, checks: Sequence[Check], control: Control, dtype: str) -> list[str]:
-    """Why equality would not be a conclusion in that dtype: too little was compared, or the control did not differ."""
-    compared: Counter[Kind] = Counter()
-    for check in checks:
-        if check.dtype == dtype:
-            compared[check.kind] += check.found.compared
-    minima: list[tuple[Kind, int, str]] = [
-        ("sampled", least_sampled(parameters), "sampled log-probabilities"),
-        ("logits", LOGITS, "logits"),
-        ("gradients", parameters, "gradient values"),
+def shortfalls(parameters: int, checks: Sequence[Check], control: Control) -> list[str]:
+    """Why equality would not be a conclusion in the control's dtype.
+
+    A kind or a check compared nothing, too little was compared, or the control did not differ.
+    """
+    dtype = control.dtype
+    ran = [check for check in checks if check.dtype == dtype and not check.skipped]
+    compared: Counter[str] = Counter()
+    for check in ran:
+        compared[check.kind] += check.found.compared
+    reasons = [f"not compared in {dtype}: {', '.join(names)}" for names in [_missing(compared, ran)] if names]
+    minima = [
+        (compared[SAMPLED], least_sampled(parameters), "sampled log-probabilities"),
+        (sum(compared[kind] for kind in CHUNKED), LOGITS, "logits"),
+        (max((c.found.compared for c in ran if c.kind == GRADIENTS), default=0), parameters, "gradient values"),
     ]
-    reasons = [
-        f"{compared[kind]:,} of at least {least:,} {words} compared in {dtype}"
-        for kind, least, words in minima
-        if compared[kind] < least
+    reasons += [
+        f"{count:,} of at least {least:,} {words} compared in {dtype}"
+        for count, least, words in minima
+        if count < least
     ]
     if not control.differ:
         reasons.append(f"the control must differ and {control.compared} values of torch's own paths do not in {dtype}")
     return reasons
+
+
+def _missing(compared: Counter[str], ran: Sequence[Check]) -> list[str]:
+    """Kinds without a value, and further checks without one."""
+    kinds = [kind for kind in KINDS if not compared[kind]]
+    return kinds + [check.name for check in ran if not check.found.compared and check.kind not in kinds]
 
 
 class _Run:
@@ -100,7 +122,7 @@ class _Run:
     def checks(self) -> list[Check]:
         name, small = self.policy.ops.kernels.name, parameter_count(self.policy.config) < SMALL
         plan = [*forward_plan(name, small), *update_plan(name, small)]
-        return [self._check(planned) for planned in sorted(plan, key=lambda planned: not planned.required)]
+        return [self._check(planned) for planned in sorted(plan, key=lambda planned: not planned.kind)]
 
     def control(self) -> Control:
         self.begin("control")
@@ -120,7 +142,7 @@ class _Run:
 
     def _check(self, planned: Planned) -> Check:
         begun = time.monotonic()
-        if begun > self.ends and not planned.required:
+        if begun > self.ends and not planned.kind:
             check = Check(planned.name, self.dtype, planned.kind, skipped="no time left")
         else:
             self.begin(planned.name)
@@ -155,13 +177,8 @@ def sizes_for(config: ModelConfig, affordable: float) -> Sizes:
     samples, tokens = (4, 40) if small else (2, 32)
     least = least_sampled(parameters)
     wanted = min(max(least, SHARE * affordable), 20 * least)
-    length = 200 if small else 140
+    requests = 4 * math.ceil(wanted / (4 * samples * tokens))
+    if not small:
+        return Sizes(requests, samples, tokens, few=4, sequences=2, length=110, few_tokens=10, trained_tokens=4)
     rows = math.ceil(LOGITS / (config.vocab_size * len(CHUNKS)))
-    return Sizes(
-        requests=4 * math.ceil(wanted / (4 * samples * tokens)),
-        samples=samples,
-        tokens=tokens,
-        few=8 if small else 4,
-        sequences=max(2, math.ceil(rows / length)),
-        length=length,
-    )
+    return Sizes(requests, samples, tokens, few=8, sequences=max(2, math.ceil(rows / 200)), length=200)

@@ -1,5 +1,4 @@
-// One AdamW update, in place. `decay`, `step` and `rsqrt_correction2` come from the host, which rounds each of them
-// once.
+// One AdamW update, in place. The host computes the scalars in float64; each was rounded to float once on its way here.
 #include "functions.h"
 #include "parallel.h"
 #include "rows.h"

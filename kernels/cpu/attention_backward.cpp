@@ -1,8 +1,11 @@
 // The gradient of causal attention over whole sequences (kernels/README.md):
-//   p = exp(s - lse), absent for j > i     delta_i = S_d(mul(dO, O))     dP = chain_d(dO, v)     dS = mul(p, dP -
-//   delta) dQ_i = mul(chain over j ascending of (dS_ij, k_j) + 0, scale) dV_j = chain(p_ij, dO_i) + 0, dK_j =
-//   mul(chain(dS_ij, q_i) + 0, scale), over the heads of the group ascending outside and the queries i >= j ascending
-//   inside
+// clang-format off
+//   p = exp(s - lse), absent for j > i       delta_i = S_d(mul(dO, O))
+//   dP = chain_d(dO, v)                      dS = mul(p, dP - delta)
+//   dQ_i = mul(chain of (dS_ij, k_j) + 0, scale), keys j ascending
+//   dK_j = mul(chain of (dS_ij, q_i) + 0, scale), dV_j = chain of (p_ij, dO_i) + 0,
+//          over the heads of the group ascending outside and the queries i >= j ascending inside
+// clang-format on
 // A task is one key/value head of one sequence: dK and dV are chains over all of its heads and queries.
 #include <vector>
 

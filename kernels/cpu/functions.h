@@ -1,4 +1,4 @@
-// exp, log and the sigmoid, from multiply, add and fma alone. The same text stands in vexact_kernels/reference.py.
+// exp, log and the sigmoid, from multiply, add and fma alone. The same text stands in vexact_kernels/float32.py.
 // Coefficients: weighted least squares driven to the minimax on Chebyshev nodes, rounded to float.
 // Measured against float64: exp below 1 ulp, log below 1 ulp, sigmoid and silu below 2.5 ulp
 // (tests/kernels/test_functions.py).

@@ -23,7 +23,7 @@ using u8 = uint8_t;
 using u32 = uint32_t;
 using u64 = uint64_t;
 
-// ---------------------------------------------------------------- the interface of vexact.h, once for all sets
+// The interface of vexact.h, once for all sets.
 // clang-format off
 #define SEGMENTS i64, const i64*, const u8*, float*, float*
 #define OPS(X)                                                                                                       \
@@ -97,7 +97,6 @@ const Kernels* find(const std::string& name) {
   return name == "baseline" ? &baseline : nullptr;
 }
 
-// ---------------------------------------------------------------- memory, inputs and hashes
 struct Dtype {
   int code;
   const char* name;
@@ -169,7 +168,6 @@ void report(const std::string& name, std::initializer_list<const Memory*> output
   std::printf("%s %016llx\n", name.c_str(), static_cast<unsigned long long>(hash));
 }
 
-// ---------------------------------------------------------------- the probes
 constexpr i64 TOKENS = 7, ENDS[] = {3, 5, 7};  // two lanes, the second one still open
 constexpr u8 FOLD[] = {1, 0, 0};
 #define LANES 3, ENDS, FOLD

@@ -4,13 +4,18 @@
 #define VX_EXPORT extern "C" __attribute__((visibility("default")))
 
 #if defined(__x86_64__)
+#include <cpuid.h>
+
 extern "C" int vx_avx512bf16_dot_probe();
 
 namespace {
 
-bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+// Not every compiler's __builtin_cpu_supports knows this name. That the system saves the registers follows from AVX2.
+bool has_f16c() {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");

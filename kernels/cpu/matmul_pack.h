@@ -39,8 +39,7 @@ class Scratch {
   T* data_;
 };
 
-// ---- exponents, for the guard of the bf16 instruction
-
+// Exponents decide whether the bf16 instruction may be used.
 constexpr int NO_EXPONENT = 128;        // every element is zero
 constexpr int BROKEN_EXPONENT = -1000;  // an element is subnormal, infinite or NaN
 
@@ -98,8 +97,6 @@ constexpr bool MAY_HAVE_DOT = false;
 // The instruction flushes subnormals and rounds once per element: every sum of products of 8-bit mantissas is then a
 // multiple of 2^-126, so no subnormal arises.
 inline bool may_dot(int left_exponent, int right_exponent) { return left_exponent + right_exponent >= -112; }
-
-// ---- weights
 
 template <class T>
 struct PackedType {
@@ -176,8 +173,7 @@ void unpack_weight(int64_t N, int64_t K, const void* packed, T* w, int64_t ldw) 
   });
 }
 
-// ---- the weight turned: [N, K] packed over k becomes its transpose [K, N] packed over n
-
+// The weight turned: [N, K] packed over k becomes its transpose [K, N] packed over n, block by block.
 // A block of 32 n by 32 k: to[n][k] = from[k][n], for the rows that exist; the rest of `to` is +0.
 template <class T>
 void turn_block(int64_t n_rows, int64_t k_rows, const T* from, T* to) {
@@ -250,8 +246,6 @@ void turn_weight(int64_t N, int64_t K, const void* packed, void* turned) {
     }
   });
 }
-
-// ---- rows
 
 // Rows x[r, k0 … k1) of a tile as out[k][rows], widened.
 template <class T>

@@ -20,7 +20,7 @@ namespace VX_ISA {
 
 constexpr int W = 16;  // lanes of a vf on every instruction set
 
-// ---------------------------------------------------------------- the fused multiply-add without hardware
+// The fused multiply-add without hardware.
 // p = a*b is exact in double; s + e = p + c exactly (TwoSum); stepping an even-ended s toward e rounds s to odd, so the
 // final rounding to float is the only one that counts. Plain double rounding is wrong on
 // a = 1+2^-23, b = (1-2^-23)*2^-24, c = 1+2^-23.
@@ -58,7 +58,6 @@ inline float float_of(uint32_t u) {
   return x;
 }
 
-// ---------------------------------------------------------------- storage types
 enum Dtype { F32 = 0, BF16 = 1, F16 = 2 };
 struct bf16 {
   uint16_t u;
@@ -111,7 +110,7 @@ inline void narrow(float x, f16& out) {
 
 namespace VX_ISA {
 
-// ---------------------------------------------------------------- loads and stores in a storage type
+// Loads widen from a storage type, stores round to it; with a count, they touch the first n elements alone.
 inline vf load(const float* p) { return vload(p); }
 inline vf load(const bf16* p) { return as_float(shl<16>(load_u16(p))); }
 inline vf load(const f16* p) { return widen_f16(p); }
@@ -149,8 +148,8 @@ inline vf rounded(vf x, f16) {
   return load(buffer);
 }
 
-// ---------------------------------------------------------------- the tree S(v)
-inline float tree16(vf x) {  // upper half onto lower half until one is left
+// S(v) of sixteen values: the upper half onto the lower half until one is left.
+inline float tree16(vf x) {
   float v[W];
   vstore(v, x);
   for (int h = W / 2; h > 0; h /= 2)

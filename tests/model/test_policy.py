@@ -11,8 +11,11 @@ from torch import Tensor
 from vexact.model.batch import Batch, Chunk
 from vexact.model.gradients import Gradients
 from vexact.model.pages import Pages, pages_for
+from vexact.model.parameters import stack
 from vexact.model.policy import Policy, Scored, micro_batches
 from vexact.model.tiny import tiny_config, tiny_weights
+from vexact.rollout.request import Request
+from vexact.rollout.sampler import Sampler
 from vexact_kernels import load
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -29,8 +32,6 @@ LENGTHS = (5, 17, 33, 64, 65, 127, 128, 200)
 def make(family: str, dtype: torch.dtype) -> Policy:
     config = tiny_config(family, **FAMILIES[family])
     weights = tiny_weights(config)
-    from vexact.model.parameters import stack
-
     return Policy.build(config, lambda name: stack(config, weights, name), load("cpu"), dtype)
 
 
@@ -149,6 +150,37 @@ def test_flush_denormal_in_the_caller_changes_no_bit(policy: Policy) -> None:
     finally:
         torch.set_flush_denormal(False)
     assert got == expected
+
+
+def test_a_packed_sequence_ends_where_it_ends() -> None:
+    """[10, 11, 12] and [20, 21]: three values, none of them the first token of a neighbour."""
+    policy = make("qwen3", torch.float32)
+    first, second = Scored([10, 11, 12], 1), Scored([20, 21], 1)
+    together = bits(policy.logprobs([first, second]).logprob)
+    assert len(together) == 3
+    assert together == bits(policy.logprobs([first]).logprob) + bits(policy.logprobs([second]).logprob)
+    assert bits(policy.logprobs([Scored([10, 11, 12, 13], 2)]).logprob[:1]) == together[1:2]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama"], ids=["tied", "untied"])
+@pytest.mark.parametrize("rows", [1, 3, 64])
+def test_the_head_may_be_taken_in_parts(family: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, sequences = make(family, torch.bfloat16), [sequence(30, 2), sequence(41, 7), sequence(5, 1)]
+    scored, whole = bits(policy.logprobs(sequences).logprob), gradients(policy, sequences, 1000)
+    monkeypatch.setattr("vexact.model.ops.LOGITS_AT_ONCE", rows * policy.config.vocab_size)
+    assert bits(policy.logprobs(sequences).logprob) == scored
+    for name, gradient in gradients(policy, sequences, 1000).items():
+        assert bits(gradient) == bits(whole[name]), name
+
+
+def test_a_vocabulary_of_qwens_size() -> None:
+    config = tiny_config(vocab_size=151_936)
+    weights = tiny_weights(config)
+    policy = Policy.build(config, lambda name: stack(config, weights, name), load("cpu"), torch.bfloat16)
+    sampler = Sampler(policy)
+    rollouts = sampler.run([Request(i, [3, 1, 4], n=2, max_tokens=5) for i in range(3)])
+    scored = policy.logprobs([Scored(r.tokens, 3) for r in rollouts])
+    assert bits(torch.cat([r.logprobs for r in rollouts])) == bits(scored.logprob)
 
 
 def test_micro_batches_hold_at_least_one_sequence() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 
-import mpmath  # type: ignore[import-untyped]
+import mpmath
 import numpy as np
 import pytest
 import torch

@@ -225,3 +225,37 @@ def test_prompts_that_do_not_fit_are_refused(float32_policy: Policy) -> None:
     with pytest.raises(ValueError, match="token id 320 is outside the vocabulary of 320"):
         sampler.add(Request(1, [320]))
     sampler.add(Request(1, prompt(limit), max_tokens=0))
+
+
+def test_decoding_and_one_long_prompt_agree_at_every_position(policy: Policy) -> None:
+    """Positions around the edges of registers, pages and usual tiles among them: 31-33, 63-65, 95-98, 127-129, 255."""
+    requests = [Request(length, prompt(length), temperature=0.0, max_tokens=300 - length) for length in (3, 4, 12)]
+    rollouts = Sampler(policy).run(requests)
+    assert recorded(rollouts) == rescored(policy, rollouts)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 64, 100, 512])
+def test_a_long_prompt_may_be_cut_anywhere(float32_policy: Policy, chunk: int) -> None:
+    request = Request(1, prompt(600), n=2, max_tokens=4)
+    expected = bits(Sampler(float32_policy, chunk=1000, tokens_per_step=1000).run([request]))
+    assert bits(Sampler(float32_policy, chunk=chunk).run([request])) == expected
+
+
+def test_ids_that_the_tokenizer_does_not_know_are_like_any_other(policy: Policy) -> None:
+    """tiny has 320 ids of which bytes and specials are known; the rest can be drawn, fed back and scored."""
+    rollouts = Sampler(policy).run([Request(i, prompt(5, i), temperature=2.0, max_tokens=100) for i in range(8)])
+    assert any(token >= 259 for r in rollouts for token in r.completion)
+    again = Sampler(policy).run([Request(50 + i, r.tokens, max_tokens=3) for i, r in enumerate(rollouts)])
+    assert recorded(again) == rescored(policy, again)
+    assert recorded(rollouts) == rescored(policy, rollouts)
+
+
+def test_nobody_starves(float32_policy: Policy) -> None:
+    """A long prompt among many short requests, few tokens a step: all finish, the long one before the queue is done."""
+    sampler = Sampler(float32_policy, tokens_per_step=16, chunk=8, running=3)
+    order: list[int] = []
+    for request in [Request(0, prompt(200), max_tokens=2), *(Request(i, [i], max_tokens=6) for i in range(1, 40))]:
+        sampler.add(request)
+    while not sampler.scheduler.idle:
+        order.extend(r.request for r in sampler.step())
+    assert sorted(order) == list(range(40)) and order.index(0) < 30

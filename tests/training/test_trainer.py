@@ -11,62 +11,31 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import assert_same_bits, flushing_denormals
-from made import LENGTHS, make_rollouts, make_trainer, shifted, some_advantages
+from helpers import assert_same_bits
+from made import (
+    LENGTHS,
+    SMALL,
+    assert_same_step,
+    gradients_of,
+    make_rollouts,
+    make_trainer,
+    poisoned,
+    shifted,
+    some_advantages,
+)
 from vexact.model.checkpoint import save_folder
 from vexact.model.parameters import unstack
 from vexact.model.policy import Scored
 from vexact.model.rollout import Rollout
 from vexact.recipe import LossSection
-from vexact.training.loss import clipped_surrogate, divisors
-from vexact.training.trainer import Trainer, TrainingError, weights_of
+from vexact.rollout.request import Request
+from vexact.rollout.sampler import Sampler
+from vexact.training.loss import divisors
+from vexact.training.trainer import TrainingError, weights_of
 from vexact_kernels import load
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 COUNT = len(LENGTHS)
-
-
-def gradients_of(trainer: Trainer) -> dict[str, Tensor]:
-    """Of the step before, by Hugging Face name."""
-    return unstack(trainer.policy.config, trainer.gradients.totals())
-
-
-def assert_same_step(trainer: Trainer, expected: Trainer) -> None:
-    """Gradients, masters, moments and published weights of two trainers, in every bit."""
-    for name, gradient in gradients_of(expected).items():
-        assert_same_bits(gradients_of(trainer)[name], gradient, f"gradient of {name}")
-    for name, master in expected.optimizer.masters.items():
-        assert_same_bits(trainer.optimizer.masters[name], master, f"master of {name}")
-        assert_same_bits(trainer.optimizer.second[name], expected.optimizer.second[name], f"moment of {name}")
-    assert trainer.fingerprint() == expected.fingerprint()
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_step_knows_neither_its_micro_batches_nor_the_order_of_arrival(dtype: torch.dtype) -> None:
-    expected = make_trainer(dtype=dtype)
-    rollouts = shifted(make_rollouts(expected.policy))
-    advantages = some_advantages(COUNT)
-    metrics = expected.step(rollouts, advantages)
-    for tokens_at_once, order in ((1, range(COUNT)), (30, range(COUNT)), (77, [3, 7, 0, 1, 6, 2, 5, 4])):
-        trainer = make_trainer(dtype=dtype, tokens_at_once=tokens_at_once)
-        found = trainer.step([rollouts[i] for i in order], advantages[list(order)])
-        assert found == metrics
-        assert_same_step(trainer, expected)
-
-
-def test_a_divisor_counted_in_the_micro_batch_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant of the test above: a loss that is averaged over each micro-batch."""
-
-    def averaged(new: Tensor, old: Tensor, advantage: Tensor, divisor: Tensor, *rest: object) -> object:
-        return clipped_surrogate(new, old, advantage, torch.full_like(divisor, len(new)), *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr("vexact.training.trainer.clipped_surrogate", averaged)
-    one, many = make_trainer(), make_trainer(tokens_at_once=30)
-    rollouts = make_rollouts(one.policy)
-    for trainer in (one, many):
-        trainer.step(rollouts, some_advantages(COUNT))
-    with pytest.raises(AssertionError, match="gradient of"):
-        assert_same_step(many, one)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -123,8 +92,8 @@ def transformers_gradients(
     for rollout, advantage in zip(rollouts, advantages.double(), strict=True):
         first, count = len(rollout.prompt), len(rollout.completion)
         logits = model(torch.tensor([rollout.tokens])).logits[0, first - 1 : -1]
-        new = logits.log_softmax(-1).gather(1, torch.tensor(rollout.completion)[:, None])[:, 0]
-        ratio = (new - rollout.logprobs.double()).exp()
+        current = logits.log_softmax(-1).gather(1, torch.tensor(rollout.completion)[:, None])[:, 0]
+        ratio = (current - rollout.logprobs.double()).exp()
         bounded = ratio.clamp(1 - section.clip_low, 1 + section.clip_high)
         loss -= (torch.minimum(ratio * advantage, bounded * advantage) / divisor[row : row + count]).sum()
         row += count
@@ -153,6 +122,22 @@ def test_what_is_dropped_leaves_no_trace_but_its_count() -> None:
     poisoned = torch.cat([torch.tensor([math.nan, math.inf, -math.inf]), advantages])
     found = trainer.step([empty, broken, foreign, *rollouts], poisoned)
     assert asdict(found) == {**asdict(metrics), "dropped_empty": 1, "dropped_nonfinite": 2}
+    assert_same_step(trainer, expected)
+
+
+def test_a_rollout_whose_numbers_broke_in_the_middle_leaves_its_neighbours_their_gradients() -> None:
+    """As the sampler leaves it: what follows one of the poisoned tokens has no finite logits."""
+    expected, trainer = (poisoned(make_trainer("llama"), tokens=range(64, 72)) for _ in range(2))
+    requests = [Request(id=i, prompt=[1, 2 + i], n=3, max_tokens=24) for i in range(6)]
+    rollouts = Sampler(trainer.policy).run(requests)
+    broken = [rollout.finish == "nonfinite" for rollout in rollouts]
+    assert any(not a and b and not c for a, b, c in zip(broken, broken[1:], broken[2:], strict=False))
+    assert min(len(rollout.completion) for rollout in rollouts) > 0
+    advantages = some_advantages(len(rollouts))
+    healthy = [i for i in range(len(rollouts)) if not broken[i]]
+    metrics = expected.step([rollouts[i] for i in healthy], advantages[healthy])
+    assert metrics.skipped == "" and metrics.nonfinite_tokens == metrics.mismatch_tokens == 0
+    assert asdict(trainer.step(rollouts, advantages)) == {**asdict(metrics), "dropped_nonfinite": sum(broken)}
     assert_same_step(trainer, expected)
 
 
@@ -196,11 +181,14 @@ def test_the_trained_tokens_follow_from_lengths_and_not_from_what_they_are() -> 
     assert (metrics.tokens, metrics.mismatch_tokens) == (5, 0)
 
 
+@pytest.mark.parametrize("device", ["cpu", "reference"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_is_published_is_the_masters_rounded_once_and_shares_no_memory_with_them(dtype: torch.dtype) -> None:
-    trainer = make_trainer(dtype=dtype)
+def test_what_is_published_is_the_masters_rounded_once_and_shares_no_memory_with_them(
+    dtype: torch.dtype, device: str
+) -> None:
+    trainer = make_trainer(dtype=dtype, kernels=load(device), changes=SMALL)
     old, before = trainer.policy, {name: w.clone() for name, w in weights_of(trainer.policy).items()}
-    trainer.step(make_rollouts(old), some_advantages(COUNT))
+    trainer.step(make_rollouts(old, (2, 3), prompt=2), torch.tensor([1.0, -0.5]))
     for name, master in unstack(old.config, trainer.optimizer.masters).items():
         assert_same_bits(weights_of(trainer.policy)[name], master.to(dtype), name)
     for name, weight in weights_of(old).items():
@@ -214,24 +202,6 @@ def test_updates_smaller_than_the_compute_dtype_are_kept_in_the_masters() -> Non
     trainer.step(make_rollouts(trainer.policy), some_advantages(COUNT))
     moved = [name for name, master in trainer.optimizer.masters.items() if not torch.equal(master, before[name])]
     assert len(moved) == len(before)
-
-
-def test_the_callers_flush_mode_is_no_part_of_a_step() -> None:
-    expected, trainer = make_trainer(), make_trainer()
-    rollouts, advantages = shifted(make_rollouts(expected.policy)), some_advantages(COUNT)
-    expected.step(rollouts, advantages)
-    with flushing_denormals():
-        trainer.step(rollouts, advantages)
-    assert_same_step(trainer, expected)
-
-
-def test_the_specification_takes_the_same_step() -> None:
-    small = {"num_hidden_layers": 1, "hidden_size": 32, "head_dim": 16, "num_attention_heads": 2,
-             "num_key_value_heads": 1, "intermediate_size": 24}  # fmt: skip
-    compiled, reference = (make_trainer(changes=small, kernels=load(device)) for device in ("cpu", "reference"))
-    rollouts, advantages = make_rollouts(compiled.policy, (2, 3), prompt=2), torch.tensor([1.0, -0.5])
-    assert compiled.step(rollouts, advantages) == reference.step(rollouts, advantages)
-    assert_same_step(reference, compiled)
 
 
 @pytest.mark.parametrize(

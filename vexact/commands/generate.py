@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from vexact.commands.model import check_ids, load, logprob_data, name_of
+from vexact.errors import BadInput
 from vexact.model.policy import Policy
 from vexact.model.rollout import Rollout
 from vexact.model.tokenizer import Tokenizer, TokenizerError, load_tokenizer
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 def run(args: Generate, kernels: Kernels) -> int:
     if not args.prompt and not args.prompt_ids:
-        raise ValueError("--prompt or --prompt-ids is needed")
+        raise BadInput("--prompt or --prompt-ids is needed")
     policy = load(args.model, kernels, args.dtype)
     tokenizer = _tokenizer(args)
     rollouts = _sample(policy, _requests(args, policy, tokenizer))
@@ -50,12 +51,14 @@ def _requests(args: Generate, policy: Policy, tokenizer: Tokenizer | None) -> li
     for i, text in enumerate(args.prompt):
         assert tokenizer is not None
         if not text:
-            raise ValueError(f"--prompt number {i + 1} is empty")
+            raise BadInput(f"--prompt number {i + 1} is empty")
         prompts.append(tokenizer.encode(text, args.chat))
     if args.prompt_ids:
         prompts.append(list(args.prompt_ids))
     for i, prompt in enumerate(prompts):
         check_ids(prompt, policy, f"prompt {i}")
+    if args.stop_ids:
+        check_ids(args.stop_ids, policy, "--stop-ids")
     stop_ids = frozenset((*policy.config.eos_token_ids, *args.stop_ids))
     return [
         Request(i, tuple(prompt), args.n, args.temperature, args.seed, args.max_tokens, stop_ids)

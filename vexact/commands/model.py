@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vexact.errors import BadInput
 from vexact.model.policy import Policy
 from vexact.testing import bits
 from vexact_kernels import Kernels
@@ -29,23 +30,23 @@ def as_bits(values: Tensor) -> list[str]:
 
 
 def from_bits(digits: Sequence[str]) -> Tensor:
-    """The float32 tensor whose `as_bits` these are. Raises ValueError."""
+    """The float32 tensor whose `as_bits` these are. Raises BadInput."""
     values = [int(text, 16) for text in digits]
     if any(not 0 <= value < 1 << 32 for value in values):
-        raise ValueError("a log-probability's bits are eight hexadecimal digits")
+        raise BadInput("a log-probability's bits are eight hexadecimal digits")
     return torch.tensor([value - (value >> 31 << 32) for value in values], dtype=torch.int32).view(torch.float32)
 
 
 def check_ids(ids: Sequence[int], policy: Policy, what: str, least: int = 1) -> None:
-    """Raises ValueError on a sequence that is too short or too long, or an id outside the vocabulary."""
+    """Raises BadInput on a sequence that is too short or too long, or an id outside the vocabulary."""
     config = policy.config
     if len(ids) < least:
-        raise ValueError(f"{what}: {len(ids)} tokens, at least {least} needed")
+        raise BadInput(f"{what}: {len(ids)} tokens, at least {least} needed")
     if len(ids) > config.max_positions:
-        raise ValueError(f"{what}: {len(ids)} tokens exceed the model's {config.max_positions} positions")
+        raise BadInput(f"{what}: {len(ids)} tokens exceed the model's {config.max_positions} positions")
     for token in ids:
         if not 0 <= token < config.vocab_size:
-            raise ValueError(f"{what}: token id {token} is outside the vocabulary of {config.vocab_size}")
+            raise BadInput(f"{what}: token id {token} is outside the vocabulary of {config.vocab_size}")
 
 
 def logprob_data(values: Tensor) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vexact.commands.model import DTYPES, check_ids, from_bits, load, logprob_data, name_of
+from vexact.errors import BadInput
 from vexact.model.policy import Policy, Scored
 from vexact.model.tokenizer import load_tokenizer
 from vexact.testing import compare_bits
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 def run(args: Score, kernels: Kernels) -> int:
     given = [flag for flag, value in (("--text", args.text), ("--ids", args.ids), ("--file", args.file)) if value]
     if len(given) != 1:
-        raise ValueError(f"one of --text, --ids and --file is needed, not {' and '.join(given) or 'none'}")
+        raise BadInput(f"one of --text, --ids and --file is needed, not {' and '.join(given) or 'none'}")
     if not 0 <= args.temperature < float("inf"):
-        raise ValueError(f"--temperature is {args.temperature}, must be 0 or a positive number")
+        raise BadInput(f"--temperature is {args.temperature}, must be 0 or a positive number")
     return _score_file(args, args.file, kernels) if args.file is not None else _score_ids(args, kernels)
 
 
@@ -50,7 +51,7 @@ def _score_file(args: Score, path: Path, kernels: Kernels) -> int:
     saved = _read(path)
     dtype = args.dtype or saved.get("dtype")
     if dtype not in DTYPES:
-        raise ValueError(f"{path}: dtype is {dtype!r}, must be one of {', '.join(DTYPES)}")
+        raise BadInput(f"{path}: dtype is {dtype!r}, must be one of {', '.join(DTYPES)}")
     policy = load(args.model, kernels, dtype)
     sequences, recorded = _rollouts(path, saved, policy)
     values = policy.logprobs(sequences).logprob
@@ -70,24 +71,33 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path}: cannot be read as JSON ({error})") from None
+        raise BadInput(f"{path}: cannot be read as JSON ({error})") from None
     if not isinstance(saved, dict) or not isinstance(saved.get("rollouts"), list):
-        raise ValueError(f"{path}: has no list `rollouts`, as the output of `vexact generate --json` does")
+        raise BadInput(f"{path}: has no list `rollouts`, as the output of `vexact generate --json` does")
     return saved
 
 
+def _ids(values: Any) -> list[int]:
+    """Raises TypeError where they are not a list of integers."""
+    if not isinstance(values, list) or not all(type(value) is int for value in values):
+        raise TypeError("ids are a list of integers")
+    return values
+
+
 def _rollouts(path: Path, saved: dict[str, Any], policy: Policy) -> tuple[list[Scored], Tensor]:
-    """What is to be scored, and the values that were recorded. Raises ValueError naming file and rollout."""
+    """What is to be scored, and the values that were recorded. Raises BadInput naming file and rollout."""
     sequences, recorded = [], [torch.empty(0)]
     for i, each in enumerate(saved["rollouts"]):
         where = f"{path}: rollout {i}"
         try:
-            prompt, completion = list(each["prompt_ids"]), list(each["completion_ids"])
+            prompt, completion = _ids(each["prompt_ids"]), _ids(each["completion_ids"])
             temperature, values = float(each["temperature"]), from_bits(each["logprob_bits"])
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{where}: {error!r}") from None
+            raise BadInput(f"{where}: {error!r}") from None
         if len(values) != len(completion):
-            raise ValueError(f"{where}: {len(completion)} completion_ids and {len(values)} logprob_bits")
+            raise BadInput(f"{where}: {len(completion)} completion_ids and {len(values)} logprob_bits")
+        if not 0 <= temperature < float("inf"):
+            raise BadInput(f"{where}: temperature is {temperature}, must be 0 or a positive number")
         check_ids(prompt, policy, f"{where}: prompt_ids")
         check_ids([*prompt, *completion], policy, where)
         sequences.append(Scored([*prompt, *completion], len(prompt), temperature))

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from vexact.errors import BadInput
 from vexact.model.digest import PROFILE
 from vexact.model.policy import Policy
 from vexact.recipe import Recipe, RunSection
@@ -22,7 +23,7 @@ from vexact_kernels import CONTRACT_VERSION
 PACKAGES = ("vexact", "torch", "transformers", "safetensors", "numpy")
 
 
-class RunError(ValueError):
+class RunError(BadInput):
     """A run folder that cannot be written. One line naming it."""
 
 

@@ -44,6 +44,7 @@ def train(recipe: Recipe, *, kernels: Kernels, console: Console, task: Task | No
     path = free_path(recipe.run, recipe.name)
     task = task or load_task(recipe.task, recipe.seed)
     loop = Loop(recipe, task, kernels, lambda line: console.print(line, soft_wrap=True, highlight=False))
+    loop.check()
     folder = RunFolder(path, recipe)
     folder.write_environment(loop.trainer.policy, loop.trainer.fingerprint())
     lines: list[dict[str, Any]] = []
@@ -67,22 +68,37 @@ class Loop:
         self.recipe, self.task = recipe, task
         self.trainer = load_trainer(recipe, kernels, say)
         self.tokenizer = load_tokenizer(recipe.model.path)
-        sampling, policy = recipe.sampling, self.trainer.policy
-        self.sampler = Sampler(
-            policy, tokens_per_step=sampling.tokens_per_step, chunk=sampling.chunk, running=sampling.running
+        self.sampler = self.new_sampler()
+        config = self.trainer.policy.config
+        known = min(self.tokenizer.size, config.vocab_size)
+        self.stop_ids = stop_ids(self.tokenizer, known, self.task.stop) | set(config.eos_token_ids)
+
+    def new_sampler(self) -> Sampler:
+        sampling = self.recipe.sampling
+        return Sampler(
+            self.trainer.policy,
+            tokens_per_step=sampling.tokens_per_step,
+            chunk=sampling.chunk,
+            running=sampling.running,
         )
-        known = min(self.tokenizer.size, policy.config.vocab_size)
-        self.stop_ids = stop_ids(self.tokenizer, known, self.task.stop) | set(policy.config.eos_token_ids)
+
+    def check(self) -> None:
+        """Raise ValueError where a request of the first step can never be served: the model's positions, the pool."""
+        unused = self.new_sampler()
+        for request in self.requests(0, self.items(0)):
+            unused.add(request)
 
     def step(self, step: int, display: Display) -> dict[str, Any]:
         """One round of the loop; what it measured, by name."""
         begin = perf_counter()
         display.sampling(step)
         items = self.items(step)
-        rollouts = self.sampler.run(self.requests(step, items), display.sampled)
+        requests = self.requests(step, items)
+        asked = {request.id: item for request, item in zip(requests, items, strict=True)}
+        rollouts = self.sampler.run(requests, display.sampled)
         sampled = perf_counter()
         display.training(step)
-        rewards = [self.reward(items[rollout.request & 0xFFFFFFFF], rollout) for rollout in rollouts]
+        rewards = [self.reward(asked[rollout.request], rollout) for rollout in rollouts]
         advantages = self.advantages(rollouts, rewards)
         metrics = self.trainer.step(rollouts, advantages.values)
         trained = perf_counter()

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from vexact.errors import BadInput
+
 HEAD_DIMS = (16, 32, 64, 80, 96, 128, 256)
 MAX_GROUP = 8  # query heads of one key/value head
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -48,7 +50,7 @@ LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_po
 DEFAULT_THETA = 10000.0  # of a file that names no rope at all, as Llama's first ones do not
 
 
-class ConfigError(ValueError):
+class ConfigError(BadInput):
     """A config.json that this engine does not compute exactly. One line: file, key, value."""
 
 

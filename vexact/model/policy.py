@@ -36,6 +36,8 @@ class Scored:
     def __post_init__(self) -> None:
         if not 1 <= self.first <= len(self.tokens):
             raise ValueError(f"first scored token {self.first} must be at least 1 and at most {len(self.tokens)}")
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature is {self.temperature}, must be 0 or a positive number")
 
     @property
     def rows(self) -> int:

@@ -8,6 +8,8 @@ from typing import Literal
 
 from torch import Tensor
 
+from vexact.model.policy import Scored
+
 Finish = Literal["stop", "length", "nonfinite"]
 
 
@@ -41,3 +43,8 @@ class Rollout:
     def tokens(self) -> list[int]:
         """Prompt and completion."""
         return [*self.prompt, *self.completion]
+
+    @property
+    def scored(self) -> Scored:
+        """The completion, to be scored again by any policy."""
+        return Scored(self.tokens, len(self.prompt), self.temperature)

@@ -17,13 +17,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from vexact.errors import BadInput
 from vexact.model.config import read_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
-class CheckpointError(ValueError):
+class CheckpointError(BadInput):
     """Weights that are not the model's. One line: file, tensor, what is wrong."""
 
 

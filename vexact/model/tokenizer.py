@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from vexact.errors import BadInput
 from vexact.model.config import read_json
 
 BYTES_KEY = "_vexact_tokenizer"  # a key of config.json; "bytes" where the model reads bytes and has no tokenizer files
 
 
-class TokenizerError(ValueError):
+class TokenizerError(BadInput):
     """A folder without a usable tokenizer. One line that names it."""
 
 

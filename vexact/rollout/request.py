@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from vexact.errors import BadInput
+
 
 @dataclass(frozen=True)
 class Request:
@@ -12,7 +14,7 @@ class Request:
 
     id: 64 bits; with seed, sample index and position it addresses every draw, so no two requests of a run share one.
     temperature: 0 is greedy (ties go to the lowest id). max_tokens: of a completion; stop_ids: a completion ends with
-    the first of them. Raises ValueError naming the field.
+    the first of them. Raises BadInput naming the field.
     """
 
     id: int
@@ -25,13 +27,13 @@ class Request:
 
     def __post_init__(self) -> None:
         if not self.prompt:
-            raise ValueError(f"request {self.id}: prompt is empty")
+            raise BadInput(f"request {self.id}: prompt is empty")
         if self.n < 1:
-            raise ValueError(f"request {self.id}: n is {self.n}, must be at least 1")
+            raise BadInput(f"request {self.id}: n is {self.n}, must be at least 1")
         if not 0.0 <= self.temperature < float("inf"):
-            raise ValueError(f"request {self.id}: temperature is {self.temperature}, must be 0 or a positive number")
+            raise BadInput(f"request {self.id}: temperature is {self.temperature}, must be 0 or a positive number")
         if self.max_tokens < 0:
-            raise ValueError(f"request {self.id}: max_tokens is {self.max_tokens}, must not be negative")
+            raise BadInput(f"request {self.id}: max_tokens is {self.max_tokens}, must not be negative")
         for name, value in (("id", self.id), ("seed", self.seed)):
             if not 0 <= value < 1 << 64:
-                raise ValueError(f"request {self.id}: {name} is {value}, must fit 64 bits unsigned")
+                raise BadInput(f"request {self.id}: {name} is {value}, must fit 64 bits unsigned")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vexact.errors import BadInput
 from vexact.model.batch import Batch
 from vexact.model.draws import Draws
 from vexact.model.ops import token_parts
@@ -57,21 +58,21 @@ class Sampler:
         if not self.scheduler.idle:
             raise RuntimeError("requests are unfinished: run them to their end before adopting other weights")
         if policy.config != self.policy.config or policy.dtype != self.policy.dtype:
-            raise ValueError("the sampler's pages fit only policies of the same shape and dtype")
+            raise BadInput("the sampler's pages fit only policies of the same shape and dtype")
         self.policy = policy
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises ValueError naming it where it can never be served."""
+        """Queue a request. Raises BadInput naming it where it can never be served."""
         limit = self.policy.config.max_positions
         if len(request.prompt) + request.max_tokens > limit:
-            raise ValueError(
+            raise BadInput(
                 f"request {request.id}: prompt of {len(request.prompt)} tokens and max_tokens {request.max_tokens} "
                 f"exceed the model's {limit} positions"
             )
         vocabulary = self.policy.config.vocab_size
         unknown = next((token for token in request.prompt if not 0 <= token < vocabulary), None)
         if unknown is not None:
-            raise ValueError(f"request {request.id}: token id {unknown} is outside the vocabulary of {vocabulary}")
+            raise BadInput(f"request {request.id}: token id {unknown} is outside the vocabulary of {vocabulary}")
         self.scheduler.add(request)
 
     def step(self) -> list[Rollout]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from vexact.errors import BadInput
 from vexact.model.batch import Chunk
 from vexact.model.draws import Address
 from vexact.model.pages import OutOfPages, Pages, pages_for
@@ -62,7 +63,7 @@ class Scheduler:
 
     def __init__(self, pages: Pages, tokens_per_step: int, chunk: int, running: int) -> None:
         if min(tokens_per_step, chunk, running) < 1:
-            raise ValueError("tokens_per_step, chunk and running must be at least 1")
+            raise BadInput("tokens_per_step, chunk and running must be at least 1")
         self.pages = pages
         self._tokens_per_step, self._chunk, self._limit = tokens_per_step, chunk, running
         self.waiting: deque[Sequence] = deque()
@@ -74,10 +75,10 @@ class Scheduler:
         return not self.waiting and not self.running
 
     def add(self, request: Request) -> None:
-        """Raises ValueError where the request could not finish even alone."""
+        """Raises BadInput where the request could not finish even alone."""
         needed = pages_for(len(request.prompt) + request.max_tokens)
         if needed > self.pages.count:
-            raise ValueError(f"request {request.id}: needs {needed} pages, the pool has {self.pages.count}")
+            raise BadInput(f"request {request.id}: needs {needed} pages, the pool has {self.pages.count}")
         self.waiting.append(Sequence(request, 0, list(request.prompt), siblings=request.n - 1))
 
     def plan(self) -> list[Planned]:

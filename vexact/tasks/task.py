@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from vexact.errors import BadInput
 from vexact.recipe import TaskSection
 
 
-class TaskError(RuntimeError):
+class TaskError(BadInput):
     """A task that cannot be had here. One line: which, and what to install."""
 
 

@@ -1,24 +1,26 @@
 """The clipped surrogate of PPO and GRPO, one token at a time.
 
-For a token with log-ratio Δ = log π_new − log π_old and ratio r = exp(Δ), advantage A and divisor n:
+For a token with log-ratio Δ = log π − log μ of the current policy π and the behaviour policy μ that sampled it, ratio
+r = exp(Δ), advantage A and divisor n:
 
     loss = −min(r·A, clip(r, 1 − clip_low, 1 + clip_high)·A) / n       (PPO, arXiv 1707.06347, eq. 7)
 
 The step's loss is the sum over its tokens. n comes from the whole step before any gradient is taken, so neither loss
 nor gradient of a token knows its micro-batch. Everything is elementwise and exp is the kernels' own; what is clipped is
-selected away before arithmetic and not multiplied by 0.
+selected away before arithmetic and not multiplied by 0. Run it, and its backward, inside `keeping_subnormals`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from vexact.recipe import LossSection
+from vexact.training import functions
+from vexact.training.subnormals import ALONE
 from vexact_kernels import Kernels
 
 
@@ -29,21 +31,6 @@ class TokenLosses:
     loss: Tensor
     ratio: Tensor
     clipped: Tensor
-
-
-class Exp(torch.autograd.Function):
-    """exp of float32 by the kernels, with its gradient dy·y."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, kernels: Kernels) -> Tensor:
-        y = kernels.exp(x)
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-        (y,) = ctx.saved_tensors
-        return dy * y, None
 
 
 def divisors(lengths: Sequence[int], loss: LossSection) -> Tensor:
@@ -62,20 +49,33 @@ def divisors(lengths: Sequence[int], loss: LossSection) -> Tensor:
 
 
 def clipped_surrogate(
-    new: Tensor, old: Tensor, advantage: Tensor, divisor: Tensor, loss: LossSection, kernels: Kernels
+    current: Tensor, behaviour: Tensor, advantage: Tensor, divisor: Tensor, loss: LossSection, kernels: Kernels
 ) -> TokenLosses:
-    """Losses of tokens, from float32 [n] each: logprobs under the current and the old policy, advantages, divisors.
+    """Losses of tokens, from float32 [n] each: logprobs under the current and the behaviour policy, advantages,
+    divisors.
 
     With w = A/n the loss is −(w·r) where the ratio is not clipped and −(w·bound) where it is; its gradient with respect
-    to `new` is −w·r and 0. That equals the formula above: for A > 0 only the upper bound can bind, for A < 0 only the
-    lower one, and A = 0 gives 0.
+    to `current` is −w·r and 0. That equals the formula above: for A > 0 only the upper bound can bind, for A < 0 only
+    the lower one, and A = 0 gives 0.
     """
-    ratio = kernels.exp(new.detach() - old)
+    columns = (x.split(ALONE) for x in (current, behaviour, advantage, divisor))
+    parts = [_surrogate(c, b, a, d, loss, kernels) for c, b, a, d in zip(*columns, strict=True)]
+    return TokenLosses(
+        torch.cat([part.loss for part in parts]),
+        torch.cat([part.ratio for part in parts]),
+        torch.cat([part.clipped for part in parts]),
+    )
+
+
+def _surrogate(
+    current: Tensor, behaviour: Tensor, advantage: Tensor, divisor: Tensor, loss: LossSection, kernels: Kernels
+) -> TokenLosses:
+    ratio = kernels.exp(current.detach() - behaviour)
     low, high = 1.0 - loss.clip_low, 1.0 + loss.clip_high
     over, under = (advantage > 0) & (ratio > high), (advantage < 0) & (ratio < low)
     clipped = over | under
     dead = clipped | (advantage == 0)
-    live = Exp.apply(torch.where(dead, 0.0, new - old), kernels)
+    live = functions.exp(torch.where(dead, 0.0, current - behaviour), kernels)
     bound = torch.where(over, high, low)
     weight = advantage / divisor
     return TokenLosses(-(torch.where(dead, bound, live) * weight), ratio, clipped)

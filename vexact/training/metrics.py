@@ -8,20 +8,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vexact.training.functions import mean
 from vexact_kernels import Kernels
 
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One step of the trainer. Log-ratios are new − recorded, in nats; entropies of the tempered distribution.
+    """One step of the trainer. Log-ratios are current − behaviour, in nats; entropies of the tempered distribution.
 
     version: of the policy behind the step. skipped: why the weights did not move (`nothing to train`, `gradient is not
-    finite`), empty where they did. mismatch_*: tokens whose recomputed log-probability differs from the recorded one in
-    any bit, and the largest difference. Values of a step without tokens are 0, its ratios 1.
+    finite`), empty where they did. aggregation: what `loss` is the mean over. mismatch_*: tokens whose
+    recomputed log-probability differs from the recorded one in any bit, and the largest difference. Values of a step
+    without tokens are 0, its ratios 1.
     """
 
     version: int
     skipped: str
+    aggregation: str
     rollouts: int
     dropped_empty: int
     dropped_nonfinite: int
@@ -42,17 +45,17 @@ class StepMetrics:
 class TokenRecord:
     """Per-token values of a step, filled in micro-batches and measured whole, so that no cut shows in a metric."""
 
-    def __init__(self, recorded: Tensor) -> None:
-        """recorded: float32 [tokens], the log-probabilities that sampling left."""
-        self.recorded = recorded
-        self.new, self.entropy, self.loss, self.ratio = (torch.empty_like(recorded) for _ in range(4))
-        self.clipped, self.finite = (torch.empty(len(recorded), dtype=torch.bool) for _ in range(2))
+    def __init__(self, behaviour: Tensor) -> None:
+        """behaviour: float32 [tokens], the log-probabilities that sampling left."""
+        self.behaviour = behaviour
+        self.current, self.entropy, self.loss, self.ratio = (torch.empty_like(behaviour) for _ in range(4))
+        self.clipped, self.finite = (torch.empty(len(behaviour), dtype=torch.bool) for _ in range(2))
 
     def measure(self, kernels: Kernels) -> dict[str, Any]:
         """The fields of StepMetrics that are sums or extremes over tokens. Needs at least one token."""
-        count = len(self.recorded)
-        difference = self.new - self.recorded
-        differs = self.new.view(torch.int32) != self.recorded.view(torch.int32)
+        count = len(self.behaviour)
+        difference = self.current - self.behaviour
+        differs = self.current.view(torch.int32) != self.behaviour.view(torch.int32)
         return {
             "tokens": count,
             "nonfinite_tokens": int((~self.finite).sum()),
@@ -62,8 +65,8 @@ class TokenRecord:
             "ratio_min": float(self.ratio.min()),
             "ratio_max": float(self.ratio.max()),
             "clip_fraction": int(self.clipped.sum()) / count,
-            "k3": float(kernels.sum((self.ratio - 1.0) - difference)) / count,
-            "entropy": float(kernels.sum(self.entropy)) / count,
+            "k3": float(mean((self.ratio - 1.0) - difference, kernels)),
+            "entropy": float(mean(self.entropy, kernels)),
         }
 
 

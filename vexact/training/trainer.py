@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vexact.errors import BadInput
 from vexact.model.checkpoint import fingerprint
 from vexact.model.config import ModelConfig
 from vexact.model.gradients import Gradients
@@ -20,10 +21,11 @@ from vexact.recipe import LossSection, OptimizerSection
 from vexact.training.loss import clipped_surrogate, divisors
 from vexact.training.metrics import NO_TOKENS, StepMetrics, TokenRecord
 from vexact.training.optimizer import AdamW, clip_factor, gradient_norm
+from vexact.training.subnormals import keeping_subnormals
 from vexact_kernels import Kernels
 
 
-class TrainingError(ValueError):
+class TrainingError(BadInput):
     """Rollouts that cannot be trained on. One line naming the rollout."""
 
 
@@ -36,7 +38,7 @@ def policy_of(
     config: ModelConfig, masters: Mapping[str, Tensor], kernels: Kernels, dtype: torch.dtype, version: int = 0
 ) -> Policy:
     """The policy of float32 masters, rounded once to the dtype it computes in. It shares no memory with them."""
-    return Policy.build(config, lambda name: masters[name].clone(), kernels, dtype, version)
+    return Policy.build(config, masters.__getitem__, kernels, dtype, version)
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class _Step:
     """The rollouts of a step in order of their ids, and what their tokens need: float32 [tokens] each."""
 
     sequences: list[Scored]
-    recorded: Tensor
+    behaviour: Tensor
     advantage: Tensor
     divisor: Tensor
 
@@ -85,6 +87,7 @@ class Trainer:
         }
         return Trainer(policy_of(config, masters, kernels, dtype), masters, loss, optimizer)
 
+    @keeping_subnormals()
     def step(self, rollouts: Sequence[Rollout], advantages: Tensor) -> StepMetrics:
         """One update on rollouts in any order, with the advantage of each (float32 [rollouts]).
 
@@ -125,8 +128,8 @@ class Trainer:
                 raise TrainingError(f"rollout {rollout.id}: given twice")
         lengths = [len(rollout.completion) for rollout, _ in pairs]
         return _Step(
-            sequences=[Scored(rollout.tokens, len(rollout.prompt), rollout.temperature) for rollout, _ in pairs],
-            recorded=torch.cat([rollout.logprobs for rollout, _ in pairs]),
+            sequences=[rollout.scored for rollout, _ in pairs],
+            behaviour=torch.cat([rollout.logprobs for rollout, _ in pairs]),
             advantage=torch.stack([advantage for _, advantage in pairs]).repeat_interleave(torch.tensor(lengths)),
             divisor=divisors(lengths, self.loss),
         )
@@ -150,13 +153,13 @@ class Trainer:
     def _backward(self, step: _Step) -> TokenRecord:
         """Gradients of the step's loss into `self.gradients`, micro-batch by micro-batch."""
         self.gradients.clear()
-        record = TokenRecord(step.recorded)
+        record = TokenRecord(step.behaviour)
         for rows, result in self.policy.gradient_passes(step.sequences, self.gradients, self.section.tokens_at_once):
-            recorded, advantage, divisor = step.recorded[rows], step.advantage[rows], step.divisor[rows]
-            tokens = clipped_surrogate(result.logprob, recorded, advantage, divisor, self.loss, self.kernels)
+            behaviour, advantage, divisor = step.behaviour[rows], step.advantage[rows], step.divisor[rows]
+            tokens = clipped_surrogate(result.logprob, behaviour, advantage, divisor, self.loss, self.kernels)
             # The loss is the sum over tokens, so the gradient of each token's loss is 1: nothing is summed here.
             tokens.loss.backward(torch.ones_like(tokens.loss))
-            record.new[rows], record.entropy[rows] = result.logprob.detach(), result.entropy.detach()
+            record.current[rows], record.entropy[rows] = result.logprob.detach(), result.entropy.detach()
             record.loss[rows], record.ratio[rows] = tokens.loss.detach(), tokens.ratio
             record.clipped[rows], record.finite[rows] = tokens.clipped, result.finite
         return record
@@ -164,4 +167,4 @@ class Trainer:
     def _metrics(
         self, skipped: str, rollouts: int, dropped: Mapping[str, int], measured: Mapping[str, Any]
     ) -> StepMetrics:
-        return StepMetrics(self.policy.version, skipped, rollouts, **dropped, **measured)
+        return StepMetrics(self.policy.version, skipped, self.loss.aggregation, rollouts, **dropped, **measured)

@@ -8,25 +8,53 @@ from typing import Literal
 
 from vexact.testing import Comparison
 
-Kind = Literal["sampled", "logits", "gradients", "other"]
+CHUNKS = (1, 7, 16, 64, 100)
+THREADS = (1, 2, 3)
+# What must have been compared before anything may be called equal. A check of kind "" is one more than these.
+SAMPLED = "sampler = re-scoring"
+CHUNKED = tuple(f"chunks of {size}" for size in CHUNKS)
+GRADIENTS = "gradients, micro-batches"
+KINDS = (
+    SAMPLED,
+    *CHUNKED,
+    "chunks whole",
+    "page edges",
+    "batch of one",
+    "orders",
+    "micro-batches",
+    "page layout",
+    "page contents",
+    *(f"threads {count}" for count in THREADS),
+    "instruction sets",
+    "flush-denormal: sampler",
+    "flush-denormal: logits",
+    "flush-denormal: gradients",
+    GRADIENTS,
+    *(f"gradients, threads {count}" for count in THREADS),
+    "gradients, instruction sets",
+    "gradients, shuffled arrival",
+    "step and publish",
+)
 EQUAL, DIFFERS, INCONCLUSIVE = 0, 1, 3  # exit codes; 2 is bad input
 
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison of the table. kind: the minimum it counts for. skipped: why it did not run, or empty."""
+    """One comparison of the table. kind: one of KINDS, or empty. skipped: why it did not run, or empty."""
 
     name: str
     dtype: str
-    kind: Kind
+    kind: str
     found: Comparison = field(default_factory=Comparison)
     seconds: float = 0.0
     skipped: str = ""
 
     @property
-    def status(self) -> Literal["equal", "differs", "not run"]:
+    def status(self) -> Literal["equal", "differs", "not run", "nothing compared"]:
         if self.skipped:
             return "not run"
+        if not self.found.compared:
+            return "nothing compared"
         return "differs" if self.found.differ else "equal"
 
 

@@ -17,20 +17,25 @@ from vexact.model.ops import Ops
 from vexact.model.pages import Pages, pages_for
 from vexact.model.policy import Policy, Scored
 from vexact.model.rollout import Rollout
+from vexact.recipe import OptimizerSection
 from vexact.rollout.request import Request
 from vexact.rollout.sampler import Sampler
+from vexact.training.trainer import Trainer
 from vexact_kernels import Kernels
 
 TEMPERATURES = (1.0, 0.6, 1.7, 0.0)
 PROMPT_LENGTHS = (5, 33, 64, 17, 3, 90, 12, 50)
+LEARNING_RATE = 1e-3  # large enough that every weight moves, in bfloat16 as well
 ALL = 1 << 30  # tokens at once: the whole step in one micro-batch
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is compared. requests × samples × tokens are sampled; `few` requests serve the variants.
+    """How much is compared. requests × samples × tokens are sampled; `few` requests serve the variants, which are
+    given their first `few_tokens` tokens only.
 
-    sequences × length tokens are cut into chunks; trained rollouts have their gradients taken.
+    sequences × length tokens are cut into chunks of each size; trained rollouts have their gradients taken, of up to
+    `trained_tokens` sampled tokens each.
     """
 
     requests: int
@@ -39,7 +44,9 @@ class Sizes:
     few: int
     sequences: int
     length: int
+    few_tokens: int = ALL
     trained: int = 10
+    trained_tokens: int = 12
 
 
 class Subject:
@@ -75,17 +82,26 @@ class Subject:
 
     @cached_property
     def few(self) -> list[Rollout]:
-        """The rollouts of the first few requests."""
-        return [rollout for rollout in self.rollouts if rollout.request < self.sizes.few]
+        """The rollouts of the first few requests, as far as those go: a draw does not know how many follow it."""
+        most = self.sizes.few_tokens
+        return [
+            replace(rollout, completion=rollout.completion[:most], logprobs=rollout.logprobs[:most])
+            for rollout in self.rollouts
+            if rollout.request < self.sizes.few
+        ]
 
     @property
     def few_requests(self) -> list[Request]:
-        return self.requests[: self.sizes.few]
+        most = min(self.sizes.tokens, self.sizes.few_tokens)
+        return [replace(request, max_tokens=most) for request in self.requests[: self.sizes.few]]
 
     @cached_property
     def sequences(self) -> list[list[int]]:
+        return self.random_sequences(salt=1000)
+
+    def random_sequences(self, salt: int) -> list[list[int]]:
         length = self.fitting(self.sizes.length, 0)
-        return [self.tokens(length, salt=1000 + i) for i in range(self.sizes.sequences)]
+        return [self.tokens(length, salt + i) for i in range(self.sizes.sequences)]
 
     @cached_property
     def whole(self) -> Tensor:
@@ -99,16 +115,29 @@ class Subject:
         scored = [
             as_scored(rollout) for rollout in sorted(shortest, key=lambda rollout: rollout.id) if rollout.completion
         ]
-        return [replace(each, tokens=each.tokens[: each.first + 12]) for each in scored]
+        return [replace(each, tokens=each.tokens[: each.first + self.sizes.trained_tokens]) for each in scored]
 
     @cached_property
     def gradients(self) -> dict[str, Tensor]:
         """Of the trained rollouts in one micro-batch."""
         return self.gradients_of(self.trained, ALL)
 
-    def forget_gradients(self) -> None:
-        """Make room: they are as large as the weights in float32, and a trainer is five times that."""
-        self.__dict__.pop("gradients", None)
+    @cached_property
+    def stepped(self) -> Policy | None:
+        """The policy after an optimizer step on the few rollouts in their own order, None where nothing was trained."""
+        return self.stepped_on(range(len(self.few)), tokens_at_once=4096)
+
+    def stepped_on(self, order: Sequence[int], tokens_at_once: int) -> Policy | None:
+        """The same on rollouts that arrive in another order, in other micro-batches."""
+        self.__dict__.pop("gradients", None)  # Make room: as large as the masters, and a trainer is five times that.
+        stacked = self.policy.transformer.parameters.stacked(self.kernels)
+        masters = {name: tensor.to(torch.float32, copy=True) for name, tensor in stacked.items()}
+        del stacked
+        section = OptimizerSection(lr=LEARNING_RATE, tokens_at_once=tokens_at_once)
+        trainer = Trainer(self.policy, masters, optimizer=section)
+        advantages = torch.tensor([(-1.0) ** i * (1 + i % 3) / 2 for i in order])
+        trainer.step([self.few[i] for i in order], advantages)
+        return None if trainer.policy.version == self.policy.version else trainer.policy
 
     def tokens(self, count: int, salt: int) -> list[int]:
         """Random token ids, the same in every run."""
@@ -118,6 +147,9 @@ class Subject:
     def fitting(self, length: int, further: int) -> int:
         """`length`, or as much of it as leaves room for `further` tokens among the model's positions."""
         return max(1, min(length, self.policy.config.max_positions - further))
+
+    def sampler(self, pages: int, policy: Policy | None = None, **schedule: Any) -> Sampler:
+        return Sampler(policy or self.sampling, pages=pages, **schedule)
 
     def sample(
         self,
@@ -130,7 +162,7 @@ class Subject:
         """Rollouts by another schedule, page layout (`shuffled`) or memory content (`fill`)."""
         longest = max(len(request.prompt) + request.max_tokens for request in requests)
         most = min(schedule.get("running", 64), sum(request.n for request in requests))
-        sampler = Sampler(policy or self.sampling, pages=2 * (most + 1) * pages_for(longest), **schedule)
+        sampler = self.sampler(2 * (most + 1) * pages_for(longest), policy, **schedule)
         if fill is not None:
             sampler.pages.fill(min(fill, torch.finfo(self.policy.dtype).max))
         if shuffled:
