@@ -1,5 +1,5 @@
 # Two commands do everything from a fresh clone: `make run` and `make test`.
-# Choose the interpreter with `make PYTHON=python3.12 …`, the compiler with `make CXX=clang++ …`.
+# Choose the interpreter with `make PYTHON=python3.12 …`, the compiler with `make CXX=g++-12 …`.
 SHELL := /bin/bash
 PYTHON ?= $(or $(wildcard .venv/bin/python),python3)
 MODEL := models/SmolLM2-135M-Instruct
@@ -13,8 +13,8 @@ native := $(filter-out %/golden.cpp,$(wildcard kernels/cpu/*.cpp)) $(wildcard ke
 version := $(shell $(PYTHON) -c 'import platform; print(platform.python_version())' 2>/dev/null)
 need_python = $(if $(filter 3.10.% 3.11.% 3.12.% 3.13.%,$(version)),,$(error Python 3.10 to 3.13 is needed, but \
   $(PYTHON) is $(or $(version),not a Python). Choose one: make PYTHON=python3.12))
-need_compiler = $(if $(shell command -v $(CXX) || command -v g++ || command -v clang++),,$(error a C++ compiler is \
-  needed, and there is neither g++ nor clang++. Debian: apt install g++))
+need_compiler = $(if $(shell command -v $(CXX) || command -v g++),,$(error a C++ compiler is needed, and \
+  there is no g++. Debian: apt install g++))
 # $(call attempt,what,commands,what may help); the commands' own words go to the log.
 attempt = $(if $(dry_run),,$(info set-up: $(1))$(if $(shell { $(2); } >>$(log) 2>&1 && echo done),,$(error set-up stopped \
   at $(1)$(reason). $(3) See $(log))))
@@ -57,6 +57,6 @@ clean:  ## remove .venv and all that was built; models/ and runs/ stay
 	  python3-venv.)
 	$(call attempt,torch,$(pip) torch,Is the package index within reach?)
 	$(call attempt,build tools,$(pip) scikit-build-core cmake ninja setuptools,Is the package index within reach?)
-	$(call attempt,kernels,$(pip) --no-build-isolation --no-deps -e .,It takes g++ or clang++.)
+	$(call attempt,kernels,$(pip) --no-build-isolation --no-deps -e .,It takes g++ 11 or newer.)
 	$(call attempt,packages,$(pip) --no-build-isolation 'vexact[test]',Is the package index within reach?)
 	@touch $@

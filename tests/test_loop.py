@@ -19,6 +19,7 @@ from vexact.loop.display import Display
 from vexact.loop.loop import Loop
 from vexact.model.checkpoint import fingerprint, load_weights
 from vexact.model.config import ModelConfig
+from vexact.model.rollout import Rollout
 from vexact.recipe import ModelSection, OptimizerSection, Recipe, RunSection, SamplingSection, load_recipe
 from vexact.rollout.request import Request
 from vexact.rollout.sampler import Sampler
@@ -127,6 +128,16 @@ def test_no_two_requests_of_a_run_share_an_address() -> None:
     requests = [request for step in (0, 1, 2**31 - 1) for request in loop.requests(step, loop.items(step % 9))]
     assert len({request.id for request in requests}) == len(requests)
     assert [item.index for step in (0, 1) for item in loop.items(step)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_rollout_is_scored_with_the_question_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = made()
+
+    def same(item: Item, rollout: Rollout) -> float:
+        return float(list(rollout.prompt) == list(loop.tokenizer.encode(item.prompt)))
+
+    monkeypatch.setattr(loop, "reward", same)
+    assert loop.step(1, Display(Console(file=io.StringIO()), 2, 12))["reward_min"] == 1.0
 
 
 def test_completions_end_at_the_tasks_stop_and_at_the_models_end() -> None:

@@ -20,8 +20,21 @@ from vexact.model.tiny import tiny_config, tiny_weights
 from vexact.testing import Comparison, compare_bits
 from vexact.verification import checks, control, mutants
 from vexact.verification.report import as_annotations, as_json, as_junit
-from vexact.verification.result import DIFFERS, EQUAL, INCONCLUSIVE, Caught, Check, Control, Verification
+from vexact.verification.result import (
+    CHUNKED,
+    DIFFERS,
+    EQUAL,
+    GRADIENTS,
+    INCONCLUSIVE,
+    KINDS,
+    SAMPLED,
+    Caught,
+    Check,
+    Control,
+    Verification,
+)
 from vexact.verification.subject import Sizes, Subject
+from vexact.verification.updates import update_plan
 
 FEW = Sizes(requests=8, samples=2, tokens=12, few=4, sequences=2, length=140)
 DIFFERENT = compare_bits(torch.ones(3), torch.tensor([1.0, 2.0, 3.0]), "logits")
@@ -63,22 +76,86 @@ def test_tiny_is_equal_in_every_dtype(dtype: torch.dtype, monkeypatch: pytest.Mo
     assert all(check.found.compared > 0 for check in result.checks)
 
 
+def complete(without: str = "") -> list[Check]:
+    """A line a kind, with as much compared as any minimum asks."""
+    return [Check(f"{kind}!", "float32", kind, Comparison(10**7)) for kind in KINDS if kind != without]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
-def test_a_folder_of_another_family_is_equal(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_another_family_is_equal_by_every_kind_of_check_however_short_the_time(
+    family: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small_minima(monkeypatch)
     config = tiny_config(family, tie_word_embeddings=False)
     save_folder(tmp_path / family, config, tiny_weights(config))
-    result = verify.verify(tmp_path / family, policy().ops.kernels, seconds=0.01)
+    result = verify.verify(tmp_path / family, policy().ops.kernels, [dtype], seconds=0.01)
     assert result.exit_code == EQUAL, result.summary
-    assert result.skipped > 0
+    assert {check.kind for check in result.checks if check.found.compared} == set(KINDS)
 
 
 def test_the_minima_are_met_however_short_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     result = verify.verify("tiny", policy().ops.kernels, [torch.bfloat16], seconds=0.01)
     assert result.exit_code == EQUAL, result.summary
-    sampled, logits = (sum(c.found.compared for c in result.checks if c.kind == kind) for kind in ("sampled", "logits"))
-    assert sampled >= 10_000
-    assert logits >= 1_000_000
+    assert sum(check.found.compared for check in result.checks if check.kind == SAMPLED) >= 10_000
+    assert sum(check.found.compared for check in result.checks if check.kind in CHUNKED) >= 1_000_000
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_that_was_not_compared_is_named(kind: str) -> None:
+    control = Control("float32", 8, 8)
+    assert verify.shortfalls(10**6, complete(), control) == []
+    late = Check("late", "float32", kind, skipped="no time left")
+    elsewhere = Check("elsewhere", "bfloat16", kind, Comparison(10**9))
+    reasons = verify.shortfalls(10**6, [*complete(without=kind), late, elsewhere], control)
+    assert reasons[0] == f"not compared in float32: {kind}"
+    assert of(Comparison(1), reasons=tuple(reasons)).exit_code == INCONCLUSIVE
+
+
+@pytest.mark.parametrize("kind", ["", "orders"])
+def test_a_check_that_compared_nothing_is_named(kind: str) -> None:
+    empty = Check("hollow", "float32", kind)
+    assert empty.status == "nothing compared"
+    assert verify.shortfalls(10**6, [*complete(), empty], Control("float32", 8, 8)) == [
+        "not compared in float32: hollow"
+    ]
+
+
+def test_a_plan_without_a_kind_is_inconclusive(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_minima(monkeypatch)
+    monkeypatch.setattr(verify, "update_plan", lambda *args: update_plan(*args)[:1])
+    result = verify.verify("tiny", policy().ops.kernels, seconds=0.01)
+    assert result.exit_code == INCONCLUSIVE
+    assert "flush-denormal: gradients, gradients, threads 1, " in result.summary
+
+
+def test_one_logit_counts_once() -> None:
+    subject = Subject(policy(), FEW)
+    first, second = (subject.random_sequences(1000 * (1 + size)) for size in (1, 7))
+    assert not {tuple(tokens) for tokens in first} & {tuple(tokens) for tokens in second}
+    less = [replace(check, found=Comparison(10)) if check.kind in CHUNKED else check for check in complete()]
+    (reason,) = verify.shortfalls(10**6, less, Control("float32", 8, 8))
+    assert reason == "50 of at least 1,000,000 logits compared in float32"
+
+
+def test_gradients_of_two_checks_are_not_added_up() -> None:
+    halves = [Check(f"half {i}", "float32", GRADIENTS, Comparison(600)) for i in range(2)]
+    reasons = verify.shortfalls(1000, [*complete(without=GRADIENTS), *halves], Control("float32", 8, 8))
+    assert reasons == ["600 of at least 1,000 gradient values compared in float32"]
+
+
+def test_every_line_has_a_kind_that_is_asked_for_and_every_kind_a_line() -> None:
+    name = policy().ops.kernels.name
+    for small in (True, False):
+        plan = [*checks.forward_plan(name, small), *update_plan(name, small)]
+        assert {planned.kind for planned in plan} == {*KINDS, ""}
+
+
+def test_mutants_name_the_line_that_catches_them() -> None:
+    name = policy().ops.kernels.name
+    lines = [planned.name for planned in [*checks.forward_plan(name, True), *update_plan(name, True)]]
+    for mutant in mutants.mutants(name):
+        assert any(line.startswith(mutant.check) for line in lines), mutant.check
 
 
 @pytest.mark.parametrize("mutant", mutants.mutants(vexact_kernels.load().name), ids=lambda mutant: mutant.name)
@@ -123,6 +200,8 @@ def test_a_model_that_is_never_finite_is_inconclusive(tmp_path: Path, monkeypatc
     save_folder(tmp_path / "loud", config, weights)
     result = verify.verify(tmp_path / "loud", policy().ops.kernels, seconds=0.01)
     assert result.exit_code == INCONCLUSIVE
+    assert "not compared in float16: sampler = re-scoring, " in result.summary
+    assert ", gradients, shuffled arrival, step and publish; " in result.summary
     assert "sampled log-probabilities" in result.summary
 
 

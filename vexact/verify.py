@@ -52,7 +52,8 @@ def verify(
     """Run every check on `model` (a folder, or `tiny`) in each dtype, by default the checkpoint's own.
 
     seconds: of wall clock for all of it; the checks of every kind, and what the minima need, run in any case. begin
-    hears the name of what starts, done the finished line. Raises ConfigError or CheckpointError (ValueError) on a model that cannot be loaded.
+    hears the name of what starts, done the finished line. Raises ConfigError or CheckpointError (ValueError) on a model
+    that cannot be loaded.
     """
     if not 0 < seconds < float("inf"):
         raise ValueError(f"seconds is {seconds}, must be a positive number")

@@ -25,7 +25,8 @@ void rmsnorm_dx_row(int64_t D, const T* x, const T* w, float rstd, const G* dy, 
   const vf r = vset(rstd);
   const float dot = tree_row(D, [=](int64_t i, int count) {
     const vf g = vmul(load(dy + i, count), load(w + i, count));
-    return vmul(g, vmul(load(x + i, count), r));
+    const vf gh = vmul(g, vmul(load(x + i, count), r));
+    return count < W ? vpick(first(count), gh, vset(0.0f)) : gh;  // an infinite r makes NaN of a pad
   });
   const vf c = vset(dot / static_cast<float>(D));
   each_vector(D, [=](int64_t i, int count) {

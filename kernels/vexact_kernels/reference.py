@@ -159,7 +159,7 @@ class Reference:
         return (widen(a) + widen(b)).to(a.dtype)
 
     def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        return widen(x).to(dtype)
+        return widen(x).to(dtype, copy=True)
 
     def logprob(
         self, logits: Tensor, ids: Tensor, temperature: Tensor, *, entropy: bool = True

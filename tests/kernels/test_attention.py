@@ -124,6 +124,20 @@ def test_all_implementations_agree_for_every_group(everyone: list[Kernels], grou
     agree(lambda k: forward_and_backward(k, case), everyone)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group, size", [(1, 80), (1, 96), (2, 128), (1, 256), (7, 16), (8, 16)])
+def test_wide_heads_and_large_groups_agree_over_pages(
+    compiled: list[Kernels], group: int, size: int, dtype: torch.dtype
+) -> None:
+    case = make((131, 66), heads=group, groups=1, size=size, dtype=dtype)
+    results = agree(lambda k: forward_and_backward(k, case), compiled)
+    if dtype == torch.bfloat16:  # the specification is slow: the shorter sequence, in one storage type
+        alone = Case((66,), *(t[131:] for t in (case.q, case.k, case.v)))
+        y, lse = whole(Reference(), alone)
+        expected = [y, lse, *backward(Reference(), alone, y, gradient_of(case)[131:], lse)]
+        assert_same_bits([t[131:] for t in results], expected)
+
+
 @pytest.mark.parametrize("length", [1, 31, 63, 64, 65, 127, 128, 129])
 def test_all_implementations_agree_around_page_edges(everyone: list[Kernels], length: int) -> None:
     case = make((length,), heads=1, groups=1, dtype=torch.bfloat16)

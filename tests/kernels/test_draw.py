@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
 
 from helpers import LAYOUTS, Layout, agree, assert_same_bits, flushing_denormals, normal
 from vexact_kernels.contract import Kernels
-from vexact_kernels.reference import Reference, philox, pick
+from vexact_kernels.reference import Reference, draw_bits, philox, pick
 
 ALL_ONES = 2**32 - 1
 KNOWN = [  # Random123's known answers: counter, key, words
@@ -133,6 +135,37 @@ def test_no_bits_ever_pick_a_token_of_weight_zero(bits: int) -> None:
     assert pick(weights, bits) in (2, 4, 6)
     assert pick(weights, 0) == 2
     assert pick(weights, 2**64 - 1) == 6
+
+
+def address_of(bits: int, seed: int, rest: int) -> tuple[int, int, int, int]:
+    """seed, request, sample, position whose draw has those 64 bits: Philox backwards, one address for each `rest`."""
+    inverse_0, inverse_1 = pow(0xD2511F53, -1, 2**32), pow(0xCD9E8D57, -1, 2**32)
+    c0, c1, c2, c3 = (word & ALL_ONES for word in (bits, bits >> 32, rest, rest >> 32))
+    for turn in reversed(range(10)):
+        k0, k1 = ((seed >> 32 * i) + turn * step & ALL_ONES for i, step in enumerate((0x9E3779B9, 0xBB67AE85)))
+        before_0, before_2 = c3 * inverse_0 & ALL_ONES, c1 * inverse_1 & ALL_ONES
+        high_0, high_1 = 0xD2511F53 * before_0 >> 32, 0xCD9E8D57 * before_2 >> 32
+        c0, c1, c2, c3 = before_0, c0 ^ high_1 ^ k0, before_2, c2 ^ high_0 ^ k1
+    return seed, c2 | c3 << 32, c1, c0
+
+
+def signed(numbers: Sequence[int]) -> Tensor:
+    return torch.tensor([n - 2**64 if n >= 2**63 else n for n in numbers])
+
+
+@pytest.mark.parametrize("vocabulary", [3, 129, 3001])
+def test_the_smallest_and_the_largest_bits_draw_the_first_and_the_last_live_token(
+    everyone: list[Kernels], vocabulary: int
+) -> None:
+    words = [0, 2**64 - 1, 1, 2**64 - 2, 2**63, 2**32 - 1]
+    where = [address_of(word, seed=word ^ 0x0123456789ABCDEF, rest=17 * i) for i, word in enumerate(words)]
+    assert [draw_bits(*address) for address in where] == words
+    logits = normal(1, vocabulary, scale=3.0)
+    logits[:, : vocabulary // 3], logits[:, -(vocabulary // 3) :] = -200.0, -torch.inf  # whole blocks without weight
+    columns = [signed(column) for column in zip(*where, strict=True)]
+    rows, ones = logits.expand(len(words), vocabulary), torch.ones(len(words))
+    ids = agree(lambda k: k.draw(rows, ones, *columns), everyone).tolist()
+    assert ids[:2] == [vocabulary // 3, vocabulary - vocabulary // 3 - 1]
 
 
 @pytest.mark.parametrize("dead", [-torch.inf, -200.0])

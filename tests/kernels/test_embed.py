@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from helpers import LAYOUTS, Layout, agree, assert_same_bits, flushing_denormals, gradient, segments, stream, wild
+from memory import far_rows
 from vexact_kernels.contract import DTYPES, Kernels, grad_dtype
 from vexact_kernels.reference import Reference
 
@@ -76,6 +77,14 @@ def test_micro_batches_anywhere_give_the_same_stream(everyone: list[Kernels], dt
     for kernels in everyone:
         for cut in range(1, len(IDS)):
             assert_same_bits(cut_at(kernels, cut), expected, f"{kernels.name} cut at {cut}")
+
+
+def test_rows_may_lie_further_apart_than_two_to_the_31_elements(compiled: list[Kernels]) -> None:
+    ids, dy = torch.tensor([3, 31]), gradient(2, 35, dtype=torch.bfloat16)
+    streams = [stream(33, 35, touched=True) for _ in range(2)]
+    Reference().embed_dw(ids, dy, segments([2]), streams[0])
+    compiled[-1].embed_dw(ids, far_rows(dy), segments([2]), streams[1])
+    assert_same_bits(streams[1].total, streams[0].total)
 
 
 def test_an_ambient_flush_of_subnormals_changes_nothing(compiled: list[Kernels]) -> None:

@@ -7,12 +7,18 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import vexact_kernels
 from vexact_kernels import available, load
-from vexact_kernels.library import FILE, library
+from vexact_kernels.library import _ARGUMENTS, _RESULTS, FILE, FloatBits, library
+
+SOURCES = Path(__file__).parents[2] / "kernels" / "cpu"
+LETTERS = {"int": "i", "int64_t": "n", "int32_t": "e", "float": "f"}
+RESULTS = {"int": ctypes.c_int, "int64_t": ctypes.c_int64, "float": FloatBits, "void": None}
+NOT_FOR_PYTHON = {"philox", "dot_probe"}
 
 
 def path() -> Path:
@@ -35,6 +41,25 @@ def test_the_baseline_uses_no_register_of_another_set() -> None:
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     assert "ret" in text and not re.search(r"%[yz]mm|\bv(fmadd|add)[ps]", text)
+
+
+def prototypes() -> dict[str, tuple[Any, str]]:
+    """Result and letters of the arguments of every `VX_API(type, op)(…)` in the C++."""
+    found = {}
+    for source in SOURCES.glob("*.cpp"):
+        text = re.sub(r"/\*.*?\*/", "", source.read_text())
+        for result, op, arguments in re.findall(r"^VX_API\((\w+), (\w+)\)\s*\(([^)]*)\)", text, re.M):
+            kinds = [argument for argument in arguments.split(",") if argument.strip()]
+            found[op] = (RESULTS[result], "".join("p" if "*" in kind else LETTERS[kind.split()[0]] for kind in kinds))
+    return found
+
+
+def test_the_letters_of_python_are_the_prototypes_of_the_source() -> None:
+    """ctypes would pass a wrong number of arguments, or a wrong size, in silence."""
+    table = {op: (_RESULTS.get(op), letters.replace(" ", "")) for op, letters in _ARGUMENTS.items()}
+    source = prototypes()
+    assert source.keys() - NOT_FOR_PYTHON == table.keys()
+    assert {op: source[op] for op in table} == table
 
 
 def test_an_instruction_set_that_is_missing_is_named_with_those_that_are_there() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from helpers import LAYOUTS, Layout, agree, assert_same_bits, flushing_denormals, normal
+from memory import far_rows
 from vexact_kernels.contract import DTYPES, Kernels, grad_dtype
 from vexact_kernels.reference import Reference
 
@@ -51,6 +52,29 @@ def test_all_implementations_agree(everyone: list[Kernels], vocabulary: int, dty
 def test_a_vocabulary_of_151936_agrees(everyone: list[Kernels]) -> None:
     given = inputs(151_936, temperatures=[0.6, 1.0])
     agree(lambda k: forward_and_backward(k, *given, torch.bfloat16), everyone)
+
+
+def test_generating_and_scoring_a_vocabulary_of_151936_agree(compiled: list[Kernels]) -> None:
+    """One row a step of what is drawn, against all rows at once with their entropy."""
+    logits = normal(5, 151_936, scale=3.0)
+    temperature, where = torch.tensor([1.0, 0.6, 0.0, 1.7, 1.0]), torch.arange(5)
+    for kernels in compiled:
+        ids, generated = [], []
+        for i in range(5):
+            row, one = logits[i : i + 1], where[i : i + 1]
+            drawn = kernels.draw(row, temperature[i : i + 1], one, one, one, one)
+            ids.append(drawn)
+            generated.append(kernels.logprob(row, drawn, temperature[i : i + 1], entropy=False)[0])
+        scored = kernels.logprob(logits, torch.cat(ids), temperature)[0]
+        assert_same_bits(torch.cat(generated), scored, kernels.name)
+        assert_same_bits(kernels.draw(logits, temperature, where, where, where, where), torch.cat(ids), kernels.name)
+
+
+def test_rows_may_lie_further_apart_than_two_to_the_31_elements(compiled: list[Kernels]) -> None:
+    logits, ids, temperature = inputs(33, temperatures=[1.0, 0.7])
+    expected = forward_and_backward(Reference(), logits, ids, temperature)
+    actual = forward_and_backward(compiled[-1], far_rows(logits), ids, temperature)
+    assert_same_bits(actual, expected)
 
 
 def test_without_entropy_nothing_else_changes(everyone: list[Kernels]) -> None:
@@ -142,6 +166,26 @@ def test_a_logit_that_is_not_finite_is_reported(everyone: list[Kernels], bad: fl
     logits[2, place] = bad
     results = agree(lambda k: forward_and_backward(k, logits, ids, temperature), everyone)
     assert results[4].tolist() == [True, True, False, *[True] * 4]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_row_that_no_gradient_reaches_is_zero_whatever_its_logits(
+    everyone: list[Kernels], bad: float, dtype: torch.dtype
+) -> None:
+    logits, ids, temperature = inputs(129)
+    logits[2, 77] = bad
+    d_logprob, d_entropy = normal(len(ids), seed=3), normal(len(ids), seed=4)
+    d_logprob[2], d_entropy[2] = -0.0, 0.0
+
+    def both(kernels: Kernels) -> list[Tensor]:
+        _, entropy, max_, sum_, _ = kernels.logprob(logits, ids, temperature)
+        given = (logits, ids, temperature, max_, sum_, entropy, d_logprob)
+        return [kernels.logprob_backward(*given, d, dtype) for d in (None, d_entropy)]
+
+    for gradient in agree(both, everyone):
+        assert_same_bits(gradient[2], torch.zeros(129, dtype=grad_dtype(dtype)))
+        assert gradient.isfinite().all()
 
 
 def test_a_row_that_is_dead_or_overflows_is_reported(everyone: list[Kernels]) -> None:

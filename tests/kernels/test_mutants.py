@@ -18,7 +18,7 @@ import vexact_kernels.cpu
 import vexact_kernels.library
 from helpers import differing, flushing_denormals, normal, wild
 from vexact_kernels import float32, reference
-from vexact_kernels.contract import Kernels, Packed
+from vexact_kernels.contract import Chunks, Kernels, Packed
 from vexact_kernels.cpu import Cpu
 from vexact_kernels.reference import Reference
 
@@ -60,6 +60,28 @@ def negative_zeros(kernels: Kernels) -> Tensor:
 
 
 SUBNORMALS = wild(33, low=-140, high=-128)  # made once, outside any flushing environment
+
+
+def norm(kernels: Kernels) -> Tensor:
+    x, w = (normal(*shape, dtype=torch.bfloat16, seed=i) for i, shape in enumerate(((5, 33), (33,))))
+    return kernels.rmsnorm(x, w, 1e-5)[0]
+
+
+def gated(kernels: Kernels) -> Tensor:
+    return kernels.swiglu(normal(5, 66, dtype=torch.bfloat16))
+
+
+def partition(kernels: Kernels) -> Tensor:
+    """Z itself: the last place of a sum is lost in its logarithm."""
+    return kernels.logprob(normal(33, 129), torch.arange(33), torch.ones(33), entropy=False)[3]
+
+
+def attended(kernels: Kernels) -> Tensor:
+    """Scores are sums of small integers, exact in any order: only the fold over the values is rounded."""
+    q, k = (torch.randint(-4, 5, (33, 1, 16), generator=torch.Generator().manual_seed(i)).float() for i in (1, 2))
+    one, none = torch.tensor([0, 1]), torch.tensor([0])
+    pages = torch.zeros(1, 1, 16, 64), torch.zeros(1, 1, 64, 16)
+    return kernels.attention(q, k, normal(33, 1, 16), Chunks(33 * one, none, one, none), *pages, 0.0625)[0]
 
 
 def subnormal_sum(kernels: Kernels) -> Tensor:
@@ -176,6 +198,28 @@ def test_a_reversed_sum_in_the_source_is_seen(build: Callable[..., Kernels]) -> 
     descending = "    Op::template step<R, C>(left + (step - 1) * left_step, right + (step - 1) * PANEL, panel, sum);\n"
     kernels = build("baseline", "matmul", change=("matmul_tile.h", ascending, descending))
     assert differing(product(kernels), product(Reference())) > 0
+
+
+# An op, its comparison, and one change of its source: what it does instead is the name.
+OPS = {
+    "n is not rounded": ("rmsnorm", norm, "rmsnorm.cpp",
+        "rounded(vmul(load(x + i, count), vset(rstd)), T{})", "vmul(load(x + i, count), vset(rstd))"),
+    "s is not rounded": ("swiglu", gated, "swiglu.cpp",
+        "rounded(vsilu(load(gate_up + i, count)), T{})", "vsilu(load(gate_up + i, count))"),
+    "a tree of neighbours": ("logprob", partition, "simd.h",
+        "v[i] = vadd(v[i], v[i + h]);", "v[i] = vadd(v[2 * i], v[2 * i + 1]);"),
+    "p·v in descending order": ("attention", attended, "attention.h",
+        "for (int64_t t = 0; t < steps; ++t) {", "for (int64_t t = steps - 1; t >= 0; --t) {"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_a_change_of_an_op_is_seen(build: Callable[..., Kernels], name: str) -> None:
+    op, look, *change = OPS[name]
+    expected = look(Reference())
+    assert differing(look(Cpu("baseline")), expected) == 0, "the control"
+    mutant = build("baseline", "sum", op, change=tuple(change))
+    assert differing(look(mutant), expected) > 0
 
 
 def test_contraction_by_the_compiler_is_seen(build: Callable[..., Kernels]) -> None:

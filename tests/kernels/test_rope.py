@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from helpers import LAYOUTS, Layout, agree, assert_same_bits, assert_within, flushing_denormals, normal, wild
+from memory import far_rows
 from vexact_kernels.contract import DTYPES, Kernels
 from vexact_kernels.reference import Reference
 
@@ -58,6 +59,12 @@ def test_an_ambient_flush_of_subnormals_changes_nothing(compiled: list[Kernels],
         with flushing_denormals():
             actual = both_ways(kernels, x, *tables(32))
         assert_same_bits(actual, expected, kernels.name)
+
+
+def test_rows_may_lie_further_apart_than_two_to_the_31_elements(compiled: list[Kernels]) -> None:
+    x, positions, (cos, sin) = wild(2, 3, 32, dtype=torch.bfloat16), torch.tensor([5, 63]), tables(32)
+    expected = Reference().rope(x, positions, cos, sin)
+    assert_same_bits(compiled[-1].rope(far_rows(x), positions, cos, sin), expected)
 
 
 def test_position_zero_is_the_identity(everyone: list[Kernels]) -> None:

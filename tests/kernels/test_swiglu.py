@@ -17,6 +17,7 @@ from helpers import (
     normal,
     wild,
 )
+from memory import far_rows
 from vexact_kernels.contract import DTYPES, Kernels, grad_dtype
 from vexact_kernels.reference import Reference
 
@@ -50,6 +51,11 @@ def test_a_row_does_not_know_its_batch(everyone: list[Kernels], dtype: torch.dty
         actual = both(kernels, gate_up, dy)
         assert_same_bits([t[1::2] for t in actual], [y[1::2], dx[1::2]], kernels.name)
         assert_same_bits([t[0] for t in both(kernels, gate_up[3:4], dy[3:4])], [y[3], dx[3]], kernels.name)
+
+
+def test_rows_may_lie_further_apart_than_two_to_the_31_elements(compiled: list[Kernels]) -> None:
+    gate_up, dy = wild(2, 66, dtype=torch.bfloat16, seed=1), gradient(2, 33, dtype=torch.bfloat16, seed=2)
+    assert_same_bits(both(compiled[-1], far_rows(gate_up), far_rows(dy)), both(Reference(), gate_up, dy))
 
 
 def test_large_and_special_gates_stay_finite(everyone: list[Kernels]) -> None:

@@ -198,3 +198,22 @@ def test_positions_and_ids_beyond_the_model_are_refused() -> None:
         policy.logprobs([Scored([1, 320, 2], 1)])
     with pytest.raises(ValueError, match="first scored token 0"):
         Scored([1, 2], 0)
+
+
+@pytest.mark.parametrize("ambient", [torch.float64, torch.bfloat16], ids=str)
+def test_torchs_default_dtype_is_no_part_of_it(ambient: torch.dtype) -> None:
+    sequences = [sequence(20), sequence(31, 5)]
+    policy = make("qwen3", torch.float32)
+    expected = (
+        bits(policy.logprobs(sequences).logprob),
+        {n: bits(g) for n, g in gradients(policy, sequences, 25).items()},
+    )
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(ambient)
+        again = make("qwen3", torch.float32)
+        rollouts = Sampler(again).run([Request(1, [1, 2, 3], max_tokens=4)])
+        got = bits(again.logprobs(sequences).logprob), {n: bits(g) for n, g in gradients(again, sequences, 25).items()}
+    finally:
+        torch.set_default_dtype(before)
+    assert got == expected and rollouts[0].logprobs.dtype == torch.float32

@@ -85,6 +85,16 @@ def test_a_gradient_has_one_place_to_wait() -> None:
         tape.need(tensor)
 
 
+def test_a_micro_batch_goes_back_once() -> None:
+    """A second backward would find an empty tape, and its gradient would be lost in silence."""
+    policy = Policy.load("tiny", load("cpu"), torch.bfloat16)
+    sums = Gradients(policy.config, policy.ops.kernels)
+    ((_, result),) = policy.gradient_passes([Scored([1, 2, 3, 4], 1)], sums)
+    result.logprob.sum().backward()
+    with pytest.raises(RuntimeError, match="gone back already"):
+        result.entropy.sum().backward()
+
+
 def test_a_batch_without_lanes_or_a_missing_pass_is_refused() -> None:
     policy = Policy.load("tiny", load("cpu"), torch.float32)
     sums = Gradients(policy.config, policy.ops.kernels)

@@ -9,6 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from vexact.model.batch import Batch, Chunk
+from vexact.model.draws import Address, Draws
+from vexact.model.pages import Pages
 from vexact.model.parameters import stack
 from vexact.model.policy import Policy, Scored
 from vexact.model.rollout import Rollout
@@ -259,3 +262,20 @@ def test_nobody_starves(float32_policy: Policy) -> None:
     while not sampler.scheduler.idle:
         order.extend(r.request for r in sampler.step())
     assert sorted(order) == list(range(40)) and order.index(0) < 30
+
+
+def test_a_token_is_drawn_at_its_own_address(policy: Policy) -> None:
+    """seed, request, sample and position of the contract: the sampler's token is the kernel's at that address."""
+    request = Request(77, prompt(9), n=3, temperature=0.9, seed=1234, max_tokens=4)
+    for rollout in Sampler(policy).run([request]):
+        for position in range(9, 13):
+            tokens = rollout.tokens[:position]
+            pages = Pages(policy.config, 1, policy.dtype)
+            hidden = policy.transformer.forward(Batch.of([Chunk(tokens, 0, pages.take(1))]), pages, policy.ops)
+            draws = Draws.at([Address(1234, 77, rollout.sample, position, 0.9)])
+            ids, _, _ = policy.ops.draw(policy.ops.logits(hidden[-1:], policy.transformer.head), draws)
+            assert ids.tolist() == [rollout.tokens[position]]
+
+
+def test_an_idle_sampler_has_nothing_to_do(float32_policy: Policy) -> None:
+    assert Sampler(float32_policy).step() == []

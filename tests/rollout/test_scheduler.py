@@ -58,6 +58,30 @@ def test_siblings_share_full_pages_and_copy_the_unfinished_one() -> None:
     assert schedule.pages.free == schedule.pages.count
 
 
+def test_shared_pages_are_free_only_when_their_last_reader_is_done() -> None:
+    schedule = scheduler(16, chunk=128)
+    schedule.add(Request(1, [5] * (2 * PAGE), n=2, max_tokens=1))
+    advance(schedule)
+    (first,) = schedule.running
+    (second,) = schedule.fork(first)
+    assert first.pages == second.pages and schedule.pages.free == 14
+    schedule.finish(first)
+    assert schedule.pages.free == 14
+    schedule.finish(second)
+    assert schedule.pages.free == 16
+
+
+def test_room_is_kept_for_siblings_so_that_they_share() -> None:
+    schedule = scheduler(64, tokens_per_step=256, running=6)
+    for index in range(4):
+        schedule.add(Request(index, [5] * 20, n=3, max_tokens=1))
+    advance(schedule)
+    assert [s.request.id for s in schedule.running] == [0, 1]
+    for sequence in list(schedule.running):
+        assert all(sibling.cached == 20 for sibling in schedule.fork(sequence))
+    assert len(schedule.running) == 6 and schedule.waiting[0].request.id == 2
+
+
 def test_without_a_free_page_the_youngest_sequence_waits_again() -> None:
     schedule = scheduler(3, tokens_per_step=256)
     for index in range(3):
@@ -83,6 +107,8 @@ def test_a_request_larger_than_the_pool_is_refused() -> None:
         ({"n": 0}, "n is 0"),
         ({"temperature": -1.0}, "temperature is -1.0"),
         ({"temperature": float("nan")}, "temperature is nan"),
+        ({"temperature": 1e-39}, "temperature is 1e-39"),
+        ({"temperature": 1e39}, "temperature is 1e[+]39"),
         ({"max_tokens": -1}, "max_tokens is -1"),
         ({"seed": 1 << 64}, "seed is"),
     ],

@@ -49,6 +49,14 @@ def test_on_policy_the_ratio_is_exactly_one_and_no_token_differs(dtype: torch.dt
         assert metrics.skipped == "" and metrics.grad_norm > 0
 
 
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 0.0])
+def test_a_rollout_is_scored_at_the_temperature_it_was_sampled_at(temperature: float) -> None:
+    trainer = make_trainer(dtype=torch.bfloat16)
+    rollouts = Sampler(trainer.policy).run([Request(id=3, prompt=[1, 2], n=4, temperature=temperature, max_tokens=6)])
+    metrics = trainer.step(rollouts, some_advantages(4))
+    assert (metrics.tokens, metrics.mismatch_tokens, metrics.ratio_min, metrics.ratio_max) == (24, 0, 1.0, 1.0)
+
+
 def test_one_differing_bit_is_counted() -> None:
     trainer = make_trainer()
     rollouts = make_rollouts(trainer.policy)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vexact.commands.model import DTYPES, check_ids, from_bits, load, logprob_data, name_of
 from vexact.errors import BadInput
+from vexact.model.draws import is_temperature
 from vexact.model.policy import Policy, Scored
 from vexact.model.tokenizer import load_tokenizer
 from vexact.testing import compare_bits
@@ -24,8 +25,8 @@ def run(args: Score, kernels: Kernels) -> int:
     given = [flag for flag, value in (("--text", args.text), ("--ids", args.ids), ("--file", args.file)) if value]
     if len(given) != 1:
         raise BadInput(f"one of --text, --ids and --file is needed, not {' and '.join(given) or 'none'}")
-    if not 0 <= args.temperature < float("inf"):
-        raise BadInput(f"--temperature is {args.temperature}, must be 0 or a positive number")
+    if not is_temperature(args.temperature):
+        raise BadInput(f"--temperature is {args.temperature}, must be 0 or a normal float32 number")
     return _score_file(args, args.file, kernels) if args.file is not None else _score_ids(args, kernels)
 
 
@@ -96,8 +97,8 @@ def _rollouts(path: Path, saved: dict[str, Any], policy: Policy) -> tuple[list[S
             raise BadInput(f"{where}: {error!r}") from None
         if len(values) != len(completion):
             raise BadInput(f"{where}: {len(completion)} completion_ids and {len(values)} logprob_bits")
-        if not 0 <= temperature < float("inf"):
-            raise BadInput(f"{where}: temperature is {temperature}, must be 0 or a positive number")
+        if not is_temperature(temperature):
+            raise BadInput(f"{where}: temperature is {temperature}, must be 0 or a normal float32 number")
         check_ids(prompt, policy, f"{where}: prompt_ids")
         check_ids([*prompt, *completion], policy, where)
         sequences.append(Scored([*prompt, *completion], len(prompt), temperature))

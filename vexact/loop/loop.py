@@ -38,8 +38,8 @@ class RunResult:
 def train(recipe: Recipe, *, kernels: Kernels, console: Console, task: Task | None = None) -> RunResult:
     """Run a recipe and leave a run folder. task: one of your own, in place of the one that the recipe names.
 
-    Bad input raises a ValueError or TaskError of one line and leaves nothing behind. An interrupt is passed on after
-    the summary; metrics.jsonl then holds the steps that were finished.
+    Raises BadInput and leaves nothing behind. An interrupt is passed on after the summary; metrics.jsonl then holds the
+    steps that were finished.
     """
     path = free_path(recipe.run, recipe.name)
     task = task or load_task(recipe.task, recipe.seed)
@@ -83,7 +83,7 @@ class Loop:
         )
 
     def check(self) -> None:
-        """Raise ValueError where a request of the first step can never be served: the model's positions, the pool."""
+        """Raise BadInput where a request of the first step can never be served: the model's positions, the pool."""
         unused = self.new_sampler()
         for request in self.requests(0, self.items(0)):
             unused.add(request)

@@ -16,7 +16,7 @@ from torch import Tensor
 from vexact_kernels import CONTRACT_VERSION, LANES, PAGE, Chunks, Kernels, Segments, Stream, grad_dtype
 
 PROFILE = "portable"
-_ROWS, _WIDTH, _HEADS, _KV_HEADS, _HEAD = 5, 96, 4, 2, 16
+_ROWS, _WIDTH, _OUT, _HEADS, _KV_HEADS, _HEAD = 5, 33, 35, 4, 2, 16
 
 
 @lru_cache
@@ -24,7 +24,7 @@ def arithmetic_digest(kernels: Kernels, dtype: torch.dtype) -> str:
     """Sixteen hexadecimal digits, computed once for each implementation and dtype."""
     digest = hashlib.sha256(f"{CONTRACT_VERSION} {PAGE} {LANES} {PROFILE} {dtype}".encode())
     for tensor in _probe(kernels, dtype):
-        digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -40,31 +40,118 @@ def _numbers(*shape: int, salt: int) -> Tensor:
 
 
 def _probe(k: Kernels, dtype: torch.dtype) -> Iterator[Tensor]:
-    grad = grad_dtype(dtype)
-    segments = Segments(torch.tensor([2, _ROWS]), torch.tensor([1, 0], dtype=torch.uint8))
+    """The results of every op of `Kernels`; whatever an op may branch on is met once."""
+    yield from _matmul(k, dtype)
+    yield from _embed(k, dtype)
+    yield from _rmsnorm(k, dtype)
+    yield from _rope(k, dtype)
+    yield from _attention(k, dtype)
+    yield from _swiglu(k, dtype)
+    yield from _logprob(k, dtype)
+    yield from _elementwise(k, dtype)
+    yield from _adamw(k)
+
+
+def _lanes() -> Segments:
+    """Of five tokens: one lane of two, and a second one that stays open."""
+    return Segments(torch.tensor([2, _ROWS]), torch.tensor([1, 0], dtype=torch.uint8))
+
+
+def _stream(*shape: int, touched: Tensor | None = None) -> Stream:
+    lane, total = torch.zeros(2, *shape, dtype=torch.float32)
+    return Stream(lane, total, touched=touched)
+
+
+def _matmul(k: Kernels, dtype: torch.dtype) -> Iterator[Tensor]:
     x = k.cast(_numbers(_ROWS, _WIDTH, salt=1), dtype)
-    w = k.pack(k.cast(_numbers(_WIDTH, _WIDTH, salt=2), dtype))
-    dy = k.cast(_numbers(_ROWS, _WIDTH, salt=3), grad)
-    norm = k.cast(_numbers(_WIDTH, salt=4), dtype)
-    stream = Stream(torch.zeros(_WIDTH, _WIDTH), torch.zeros(_WIDTH, _WIDTH))
-    k.matmul_dw(dy, x, segments, stream)
-    y, rstd = k.rmsnorm(x, norm, 1e-5)
-    yield from (k.matmul(x, w), k.matmul_dx(dy, w), stream.lane, stream.total)
-    yield from (y, rstd, k.rmsnorm_dx(x, norm, rstd, dy, dy), k.swiglu(x), k.add(x, x))
-    qkv = x.view(_ROWS, 6, _HEAD)
-    q, key, value = qkv[:, :_HEADS], qkv[:, 2:4], qkv[:, _HEADS:]
-    positions = torch.arange(_ROWS)
-    tables = _numbers(_ROWS, _HEAD // 2, salt=5), _numbers(_ROWS, _HEAD // 2, salt=6)
-    chunks = Chunks(torch.tensor([0, _ROWS]), torch.tensor([0]), torch.tensor([0, 1]), torch.tensor([0]))
-    pages = torch.zeros(1, _KV_HEADS, _HEAD, PAGE, dtype=dtype), torch.zeros(1, _KV_HEADS, PAGE, _HEAD, dtype=dtype)
-    out, lse = k.attention(q, key, value, chunks, *pages, 0.25)
-    d_out = k.cast(_numbers(_ROWS, _HEADS, _HEAD, salt=7), grad)
-    yield from (k.rope(q, positions, *tables), out, lse)
-    yield from k.attention_backward(q, key, value, out, d_out, lse, chunks, 0.25)
-    logits = _numbers(_ROWS, 1500, salt=8)
-    ids, temperature = torch.arange(_ROWS) * 7, torch.tensor([1.0, 0.5, 0.7, 0.0, 2.0])
-    logprob, entropy, max_, sum_, _ = k.logprob(logits, ids, temperature)
+    w = k.pack(k.cast(_numbers(_OUT, _WIDTH, salt=2), dtype))
+    bias = k.cast(_numbers(_OUT, salt=3), dtype)
+    dy = k.cast(_numbers(_ROWS, _OUT, salt=4), grad_dtype(dtype))
+    weight, vector = _stream(_OUT, _WIDTH), _stream(_OUT)
+    k.matmul_dw(dy, x, _lanes(), weight)
+    k.matmul_db(dy, _lanes(), vector)
+    yield from (k.unpack(w), k.matmul(x, w), k.matmul(x, w, bias), k.matmul(x, w, logits=True), k.matmul_dx(dy, w))
+    yield from (weight.lane, weight.total, vector.lane, vector.total)
+
+
+def _embed(k: Kernels, dtype: torch.dtype) -> Iterator[Tensor]:
+    ids = torch.tensor([3, 0, 3, 32, 3])
+    w = k.pack(k.cast(_numbers(33, _WIDTH, salt=5), dtype))
+    dy = k.cast(_numbers(_ROWS, _WIDTH, salt=6), grad_dtype(dtype))
+    stream = _stream(33, _WIDTH, touched=torch.zeros(33, dtype=torch.uint8))
+    k.embed_dw(ids, dy, _lanes(), stream)
+    yield from (k.embed(ids, w), stream.lane, stream.total)
+
+
+def _rmsnorm(k: Kernels, dtype: torch.dtype) -> Iterator[Tensor]:
+    for shape in ((_ROWS, 2, _WIDTH), (_ROWS, 1100)):  # heads of a token; a row of more than one block
+        x, w = k.cast(_numbers(*shape, salt=7), dtype), k.cast(_numbers(shape[-1], salt=8), dtype)
+        dy, residual = (k.cast(_numbers(*shape, salt=salt), grad_dtype(dtype)) for salt in (9, 10))
+        y, rstd = k.rmsnorm(x, w, 1e-5)
+        stream = _stream(shape[-1])
+        k.rmsnorm_dw(x, rstd, dy, _lanes(), stream)
+        yield from (y, rstd, k.rmsnorm_dx(x, w, rstd, dy, None), k.rmsnorm_dx(x, w, rstd, dy, residual))
+        yield from (stream.lane, stream.total)
+
+
+def _rope(k: Kernels, dtype: torch.dtype) -> Iterator[Tensor]:
+    x = k.cast(_numbers(_ROWS, _HEADS, _HEAD, salt=11), dtype)
+    cos, sin = (_numbers(_ROWS, _HEAD // 2, salt=salt) for salt in (12, 13))
+    positions = torch.arange(_ROWS).flip(0)
+    yield k.rope(x, positions, cos, sin)
+    yield k.rope(x, positions, cos, sin, inverse=True)
+
+
+def _attention(k: Kernels, dtype: torch.dtype) -> Iterator[Tensor]:
+    """One sequence whose second page raises the maximum of the first, so that what was summed is scaled."""
+    n = PAGE + _ROWS
+    q = k.cast(_numbers(n, _HEADS, _HEAD, salt=14), dtype)
+    keys, value = _numbers(n, _KV_HEADS, _HEAD, salt=15), k.cast(_numbers(n, _KV_HEADS, _HEAD, salt=16), dtype)
+    keys[PAGE:] *= 4.0
+    key = k.cast(keys, dtype)
+    dy = k.cast(_numbers(n, _HEADS, _HEAD, salt=17), grad_dtype(dtype))
+    chunks = Chunks(torch.tensor([0, n]), torch.tensor([0]), torch.tensor([0, 2]), torch.tensor([1, 0]))
+    key_pages = torch.zeros(2, _KV_HEADS, _HEAD, PAGE, dtype=dtype)
+    value_pages = torch.zeros(2, _KV_HEADS, PAGE, _HEAD, dtype=dtype)
+    y, lse = k.attention(q, key, value, chunks, key_pages, value_pages, 0.25)
+    yield from (y, lse, key_pages, value_pages)
+    yield from k.attention_backward(q, key, value, y, dy, lse, chunks, 0.25)
+
+
+def _swiglu(k: Kernels, dtype: torch.dtype) -> Iterator[Tensor]:
+    x = k.cast(_numbers(_ROWS, 2 * _OUT, salt=18), dtype)
+    yield from (k.swiglu(x), k.swiglu_backward(x, k.cast(_numbers(_ROWS, _OUT, salt=19), grad_dtype(dtype))))
+
+
+def _logprob(k: Kernels, dtype: torch.dtype) -> Iterator[Tensor]:
+    logits = _numbers(_ROWS, 1500, salt=20)
+    ids, temperature = torch.arange(_ROWS) * 7, torch.tensor([1.0, 0.5, 0.7, 0.0, 2.0], dtype=torch.float32)
+    logprob, entropy, max_, sum_, finite = k.logprob(logits, ids, temperature)
     assert entropy is not None
-    yield from (logprob, entropy)
-    yield k.logprob_backward(logits, ids, temperature, max_, sum_, entropy, logprob, None, dtype)
+    yield from (logprob, entropy, max_, sum_, finite)
+    given = (logits, ids, temperature, max_, sum_, entropy, _numbers(_ROWS, salt=21))
+    yield k.logprob_backward(*given, None, dtype)
+    yield k.logprob_backward(*given, _numbers(_ROWS, salt=22), dtype)
     yield k.draw(logits, temperature, ids, ids, ids, ids)
+
+
+def _elementwise(k: Kernels, dtype: torch.dtype) -> Iterator[Tensor]:
+    x = _numbers(1100, salt=23)
+    stored = k.cast(x, dtype)
+    yield from (stored, k.cast(stored, torch.float32), k.add(stored, stored.flip(0)))
+    yield from (k.exp(8.0 * x), k.log(x.abs()), k.sum(x), k.sum_squares(x))
+
+
+def _adamw(k: Kernels) -> Iterator[Tensor]:
+    """Two steps: the moments are not zero any more in the second."""
+    master, grad, first, second = (
+        _numbers(_WIDTH, salt=24),
+        _numbers(_WIDTH, salt=25),
+        *torch.zeros(2, _WIDTH, dtype=torch.float32),
+    )
+    for step in (0.01, 0.005):
+        k.adamw(
+            master, grad, first, second,
+            clip=0.75, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.99, step=step, rsqrt_correction2=31.6,
+        )  # fmt: skip
+    yield from (master, first, second)

@@ -11,6 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+SMALLEST, LARGEST = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127  # normal float32 numbers
+
+
+def is_temperature(value: float) -> bool:
+    """0, which is greedy, or a normal float32 number: a smaller one would be 0 to whoever flushes subnormals."""
+    return value == 0.0 or SMALLEST <= value <= LARGEST
+
 
 @dataclass(frozen=True)
 class Address:

@@ -63,6 +63,10 @@ def part_of(segments: Segments, part: slice) -> Segments:
     return Segments(torch.tensor(ends, dtype=torch.int64), torch.tensor(fold, dtype=torch.uint8))
 
 
+def _float32(shape: tuple[int, ...]) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32)
+
+
 class Gradients:
     """The gradient of one step for every stack of a model, float32."""
 
@@ -75,7 +79,7 @@ class Gradients:
         key = EMBEDDING_STREAM if embedding else name
         if key not in self._streams:
             touched = torch.empty(shape[0], dtype=torch.uint8) if embedding else None
-            self._streams[key] = Stream(torch.empty(shape), torch.empty(shape), touched=touched)
+            self._streams[key] = Stream(_float32(shape), _float32(shape), touched=touched)
             self._clear(self._streams[key])
         return self._streams[key]
 

@@ -106,7 +106,7 @@ def token_parts(rows: int, vocabulary: int) -> list[slice]:
 def gather_logprobs(parts: list[Any]) -> Logprobs:
     """Join what `Kernels.logprob` gave for consecutive rows."""
     if not parts:
-        nothing = torch.empty(0)
+        nothing = torch.empty(0, dtype=torch.float32)
         return Logprobs(nothing, nothing, torch.empty(0, dtype=torch.bool))
     logprob, entropy, _, _, finite = (torch.cat(column) for column in zip(*parts, strict=True))
     return Logprobs(logprob, entropy, finite)

@@ -13,8 +13,9 @@ from vexact.model.batch import Batch, Chunk
 from vexact.model.checkpoint import load_weights
 from vexact.model.config import ModelConfig
 from vexact.model.digest import arithmetic_digest
+from vexact.model.draws import is_temperature
 from vexact.model.gradients import Gradients, lanes_of, segments_of
-from vexact.model.ops import Logprobs, Ops
+from vexact.model.ops import Logprobs, Ops, gather_logprobs
 from vexact.model.pages import Pages, pages_for
 from vexact.model.parameters import Parameters, stack, stacks
 from vexact.model.recording import Recorded, Recording
@@ -36,8 +37,8 @@ class Scored:
     def __post_init__(self) -> None:
         if not 1 <= self.first <= len(self.tokens):
             raise ValueError(f"first scored token {self.first} must be at least 1 and at most {len(self.tokens)}")
-        if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature is {self.temperature}, must be 0 or a positive number")
+        if not is_temperature(self.temperature):
+            raise ValueError(f"temperature is {self.temperature}, must be 0 or a normal float32 number")
 
     @property
     def rows(self) -> int:
@@ -114,7 +115,7 @@ class Policy:
             following = lane_of[end] if end < len(sequences) else None
             recording = Recording(self.ops.kernels, gradients)
             result = self._forward(part, recording, (lane_of[begin:end], following))
-            anchor = torch.zeros((), requires_grad=True)
+            anchor = torch.zeros((), dtype=torch.float32, requires_grad=True)
             logprob, entropy = Recorded.apply(anchor, recording, result)
             rows = slice(row, row + result.logprob.shape[0])
             row = rows.stop
@@ -173,7 +174,7 @@ def _targets(sequences: Sequence[Scored], start: list[int]) -> tuple[Tensor, Ten
 
 def _joined(parts: Sequence[Logprobs]) -> Logprobs:
     if not parts:
-        return Logprobs(torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.bool))
+        return gather_logprobs([])
     return Logprobs(
         torch.cat([part.logprob for part in parts]),
         torch.cat([part.entropy for part in parts]),

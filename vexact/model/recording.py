@@ -7,7 +7,7 @@ gradients go into lanes. `Recorded` hands the whole of it to autograd as a singl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,10 +21,14 @@ from vexact_kernels import Chunks, Kernels, Segments, Stream
 
 
 class Tape:
-    """Backward steps in the order of the forward, and the gradients waiting for the tensors they belong to."""
+    """Backward steps in the order of the forward, and the gradients waiting for the tensors they belong to.
+
+    A tensor is known by its id(): the steps that wait for it keep it alive, so no other can take that id meanwhile.
+    """
 
     def __init__(self) -> None:
         self._steps: list[Callable[[], None]] = []
+        self._spent = False
         self._waiting: dict[int, Tensor] = {}
 
     def append(self, step: Callable[[], None]) -> None:
@@ -45,8 +49,16 @@ class Tape:
             raise RuntimeError("no gradient reached an operation's result")
         return gradient
 
-    def backward(self) -> None:
-        """Walk back once; every step is dropped, with what it kept, as soon as it is done."""
+    def backward(self, given: Mapping[Tensor, Tensor]) -> None:
+        """Walk back once from the gradients of results; each step is dropped, with what it kept, as soon as it is done.
+
+        Raises RuntimeError the second time: what the first one kept is gone, so its gradient would be lost in silence.
+        """
+        if self._spent:
+            raise RuntimeError("this micro-batch has gone back already: add up its losses and call backward once")
+        self._spent = True
+        for tensor, gradient in given.items():
+            self.give(tensor, gradient)
         while self._steps:
             self._steps.pop()()
 
@@ -207,8 +219,8 @@ class Recorded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_logprob: Tensor | None, d_entropy: Tensor | None) -> tuple[None, None, None]:
         tape, result = ctx.recording.tape, ctx.result
-        tape.give(result.logprob, torch.zeros_like(result.logprob) if d_logprob is None else d_logprob.contiguous())
+        given = {result.logprob: torch.zeros_like(result.logprob) if d_logprob is None else d_logprob.contiguous()}
         if d_entropy is not None:
-            tape.give(result.entropy, d_entropy.contiguous())
-        tape.backward()
+            given[result.entropy] = d_entropy.contiguous()
+        tape.backward(given)
         return None, None, None

@@ -96,6 +96,7 @@ class RotaryTables:
 
     def upto(self, positions: int) -> tuple[Tensor, Tensor]:
         """cos and sin float32 [at least `positions`, K/2]."""
-        if positions > self._tables[0].shape[0]:
-            self._tables = tables(self._rope, self._head_dim, max(256, 1 << (positions - 1).bit_length()))
-        return self._tables
+        held = self._tables
+        if positions > held[0].shape[0]:
+            held = self._tables = tables(self._rope, self._head_dim, max(256, 1 << (positions - 1).bit_length()))
+        return held

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from vexact.errors import BadInput
+from vexact.model.draws import is_temperature
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,10 @@ class Request:
             raise BadInput(f"request {self.id}: prompt is empty")
         if self.n < 1:
             raise BadInput(f"request {self.id}: n is {self.n}, must be at least 1")
-        if not 0.0 <= self.temperature < float("inf"):
-            raise BadInput(f"request {self.id}: temperature is {self.temperature}, must be 0 or a positive number")
+        if not is_temperature(self.temperature):
+            raise BadInput(
+                f"request {self.id}: temperature is {self.temperature}, must be 0 or a normal float32 number"
+            )
         if self.max_tokens < 0:
             raise BadInput(f"request {self.id}: max_tokens is {self.max_tokens}, must not be negative")
         for name, value in (("id", self.id), ("seed", self.seed)):

@@ -81,6 +81,8 @@ class Sampler:
         if unasked:
             return [rollout for sequence in unasked for rollout in self._finish_unasked(sequence)]
         planned = self.scheduler.plan()
+        if not planned:
+            return []
         policy = self.policy
         batch = Batch.of([item.chunk for item in planned])
         hidden = policy.transformer.forward(batch, self.pages, policy.ops)

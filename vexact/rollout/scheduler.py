@@ -124,10 +124,13 @@ class Scheduler:
             self.waiting.remove(sequence)
 
     def _admit(self) -> None:
-        while self.waiting and len(self.running) < self._limit:
+        """Let sequences run, with room for the siblings that will fork from each once its prompt is computed."""
+        taken = sum(1 + sequence.siblings for sequence in self.running)
+        while self.waiting and (not self.running or taken + 1 + self.waiting[0].siblings <= self._limit):
             first_chunk = min(len(self.waiting[0].tokens), self._chunk)
             if pages_for(first_chunk) > self.pages.free and self.running:
                 return
+            taken += 1 + self.waiting[0].siblings
             self.running.append(self.waiting.popleft())
 
     def _reserve(self, sequence: Sequence, tokens: int, keep: list[Sequence]) -> bool:

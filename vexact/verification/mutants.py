@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -10,9 +10,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from vexact.model.batch import Batch
 from vexact.model.ops import Ops
+from vexact.model.pages import Pages
 from vexact.model.policy import Policy
-from vexact.testing import Comparison
+from vexact.model.rollout import Rollout
+from vexact.rollout.sampler import Sampler
+from vexact.testing import Comparison, bits
 from vexact.verification import checks, updates
 from vexact.verification.subject import Sizes, Subject
 from vexact_kernels import PAGE, Chunks, Kernels, Packed, Segments, Stream
@@ -116,11 +120,70 @@ class ForgetfulLane(Broken):
         self.kernels.matmul_dw(dy, x, folds, stream)
 
 
+class Untempered(Broken):
+    """What is recorded is the log-probability at temperature 1."""
+
+    def logprob(self, logits: Tensor, ids: Tensor, temperature: Tensor, **options: Any) -> Any:
+        return self.kernels.logprob(logits, ids, torch.ones_like(temperature), **options)
+
+
+class CoarseKeys(Broken):
+    """Keys are cut to four bits fewer than the dtype holds."""
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, chunks: Chunks, *rest: Any) -> Any:
+        return self.kernels.attention(q, (bits(k) & -16).view(k.dtype), v, chunks, *rest)
+
+
+class Positions(Ops):
+    """Positions are counted from the chunk's first token."""
+
+    prefix = torch.empty(0, dtype=torch.int64)
+
+    def over(self, batch: Batch) -> Ops:
+        mine = Positions(self.kernels)
+        mine.prefix = batch.chunks.prefix.repeat_interleave(batch.chunks.start.diff())
+        return mine
+
+    def rope(self, x: Tensor, positions: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+        return super().rope(x, positions - self.prefix, tables)
+
+
+class SharedPages(Pages):
+    """Siblings write to one and the same unfinished page."""
+
+    def copy(self, page: int) -> int:
+        return self.share([page])[0]
+
+
+class Sharing(Subject):
+    """A sampler over such pages."""
+
+    def sampler(self, pages: int, policy: Policy | None = None, **schedule: Any) -> Sampler:
+        sampler = super().sampler(pages, policy, **schedule)
+        shared = SharedPages(self.policy.config, pages, self.policy.dtype)
+        sampler.pages = sampler.scheduler.pages = shared
+        return sampler
+
+
 class Stale(Subject):
     """A sampler that is handed the old weights under the new version's number."""
 
     def published(self, policy: Policy) -> Policy:
         return replace(self.policy, version=policy.version)
+
+
+class Unpublished(Subject):
+    """A sampler that keeps the old weights and their version."""
+
+    def published(self, policy: Policy) -> Policy:
+        return self.policy
+
+
+class Renumbered(Subject):
+    """Rollouts that are numbered as they arrive, so that a trainer cannot know their order."""
+
+    def arriving(self, order: Sequence[int]) -> list[Rollout]:
+        return [replace(rollout, request=i, sample=0) for i, rollout in enumerate(super().arriving(order))]
 
 
 @dataclass(frozen=True)
@@ -145,25 +208,50 @@ def computing_with(policy: Policy, wrap: Callable[[Kernels], Broken]) -> Policy:
     return replace(policy, ops=Ops(cast(Kernels, wrap(policy.ops.kernels))))
 
 
+def sampler_from_chunk_starts(policy: Policy, sizes: Sizes) -> Subject:
+    return Subject(policy, sizes, sampling=replace(policy, ops=Positions(policy.ops.kernels)))
+
+
 def mutants(kernels: str) -> list[Mutant]:
     """Every mutant. kernels: name of the honest ones, "cpu:" and the instruction set."""
     theorem = partial(checks.sampler_is_scorer, temperature=1.0)
+    tempered = partial(checks.sampler_is_scorer, temperature=0.6)
+    at_one, published = "sampler = re-scoring, temperature 1", "after an optimizer step and a publish"
     honest = partial(checks.instruction_set, isa=kernels.removeprefix("cpu:"))
     by_batch = partial(SplitSum, when=lambda x: x.shape[0] > 4)
+    by_step = partial(SplitSum, when=lambda x: x.shape[0] > 20)
     by_threads = partial(SplitSum, when=lambda x: torch.get_num_threads() == 3)
     return [
+        Mutant("one bit of one logprob in the sampler", at_one, theorem, partial(sampler_only, wrap=OneBit)),
         Mutant(
-            "one bit of one logprob in the sampler", "sampler = re-scoring", theorem, partial(sampler_only, wrap=OneBit)
+            "a log-probability recorded at temperature 1",
+            "sampler = re-scoring, temperature 0.6",
+            tempered,
+            partial(sampler_only, wrap=Untempered),
         ),
+        Mutant("positions counted from the chunk's start", at_one, theorem, sampler_from_chunk_starts),
+        Mutant("siblings that share an unfinished page", at_one, theorem, Sharing),
+        Mutant("keys cut short in the sampler's pages", at_one, theorem, partial(sampler_only, wrap=CoarseKeys)),
         Mutant("a sum in reverse order", "instruction set", honest, partial(everywhere, wrap=ReversedSum)),
         Mutant("a sum split by batch size", "batch of one", checks.batch_of_one, partial(everywhere, wrap=by_batch)),
+        Mutant(
+            "a sum split by micro-batch",
+            "micro-batches of log-probabilities",
+            checks.micro_batches,
+            partial(everywhere, wrap=by_step),
+        ),
         Mutant(
             "a sum split by thread count",
             "threads 3",
             partial(checks.threads, count=3),
             partial(everywhere, wrap=by_threads),
         ),
-        Mutant("a page off by one", "prompts at page edges", checks.page_edges, partial(everywhere, wrap=WrongPage)),
+        Mutant(
+            "a page off by one",
+            "prompts of 63, 64, 65, 127, 128, 129",
+            checks.page_edges,
+            partial(everywhere, wrap=WrongPage),
+        ),
         Mutant(
             "unused memory times zero",
             "pages full of NaN",
@@ -188,5 +276,7 @@ def mutants(kernels: str) -> list[Mutant]:
             partial(updates.gradients, tokens_at_once=1),
             partial(everywhere, wrap=ForgetfulLane),
         ),
-        Mutant("old weights after a publish", "after a publish", updates.after_publish, Stale),
+        Mutant("old weights after a publish", published, updates.after_publish, Stale),
+        Mutant("a step in order of arrival", "shuffled arrival, then a step", updates.shuffled_arrival, Renumbered),
+        Mutant("no publish", published, updates.after_publish, Unpublished),
     ]

@@ -137,7 +137,7 @@ def table(result: Verification) -> Any:
 def _check_row(check: Check) -> Sequence[str]:
     if check.skipped:
         return check.dtype, check.name, "[yellow]not run[/]", "", ""
-    color = "red" if check.found.differ else "green"
+    color = {"differs": "red", "equal": "green"}.get(check.status, "yellow")
     return (
         check.dtype,
         check.name,

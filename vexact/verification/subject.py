@@ -49,6 +49,17 @@ class Sizes:
     trained_tokens: int = 12
 
 
+@dataclass(frozen=True)
+class Stepped:
+    """What an optimizer step left: the next policy, and the float32 first moments.
+
+    The first moments keep every bit of a gradient, of which AdamW's first step leaves hardly more than the sign.
+    """
+
+    policy: Policy
+    moments: dict[str, Tensor]
+
+
 class Subject:
     """A policy that samples and one that scores (the same, unless a mutant says otherwise), and what they gave."""
 
@@ -123,11 +134,11 @@ class Subject:
         return self.gradients_of(self.trained, ALL)
 
     @cached_property
-    def stepped(self) -> Policy | None:
-        """The policy after an optimizer step on the few rollouts in their own order, None where nothing was trained."""
+    def stepped(self) -> Stepped | None:
+        """After an optimizer step on the few rollouts in their own order, None where nothing was trained."""
         return self.stepped_on(range(len(self.few)), tokens_at_once=4096)
 
-    def stepped_on(self, order: Sequence[int], tokens_at_once: int) -> Policy | None:
+    def stepped_on(self, order: Sequence[int], tokens_at_once: int) -> Stepped | None:
         """The same on rollouts that arrive in another order, in other micro-batches."""
         self.__dict__.pop("gradients", None)  # Make room: as large as the masters, and a trainer is five times that.
         stacked = self.policy.transformer.parameters.stacked(self.kernels)
@@ -136,8 +147,14 @@ class Subject:
         section = OptimizerSection(lr=LEARNING_RATE, tokens_at_once=tokens_at_once)
         trainer = Trainer(self.policy, masters, optimizer=section)
         advantages = torch.tensor([(-1.0) ** i * (1 + i % 3) / 2 for i in order])
-        trainer.step([self.few[i] for i in order], advantages)
-        return None if trainer.policy.version == self.policy.version else trainer.policy
+        trainer.step(self.arriving(order), advantages)
+        if trainer.policy.version == self.policy.version:
+            return None
+        return Stepped(trainer.policy, trainer.optimizer.first)
+
+    def arriving(self, order: Sequence[int]) -> list[Rollout]:
+        """The few rollouts as the trainer is handed them."""
+        return [self.few[i] for i in order]
 
     def tokens(self, count: int, salt: int) -> list[int]:
         """Random token ids, the same in every run."""

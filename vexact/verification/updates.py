@@ -81,9 +81,9 @@ def gradients_on(subject: Subject, isa: str) -> Comparison:
 
 def after_publish(subject: Subject) -> Comparison:
     """The sampler adopts the trainer's next version; what it samples then is what that version scores."""
-    trained = subject.stepped
-    if trained is None:
+    if subject.stepped is None:
         return Comparison()
+    trained = subject.stepped.policy
     sampler = subject.sampler(pages=64 * len(subject.few_requests))
     before = sampler.run(subject.few_requests)
     sampler.adopt(subject.published(trained))
@@ -96,13 +96,15 @@ def after_publish(subject: Subject) -> Comparison:
 
 
 def shuffled_arrival(subject: Subject) -> Comparison:
-    """Rollouts handed to the trainer in another order, in other micro-batches: the weights after the step."""
+    """Rollouts handed to the trainer in another order, in other micro-batches: moments and weights after the step."""
     in_order = subject.stepped
     order = random.Random(4).sample(range(len(subject.few)), len(subject.few))
     shuffled = subject.stepped_on(order, tokens_at_once=100)
     if in_order is None or shuffled is None:
         return Comparison()
-    return same_tensors(*(each.transformer.parameters.stacked(subject.kernels) for each in (in_order, shuffled)))
+    moments = same_tensors(in_order.moments, shuffled.moments)
+    weights = (each.policy.transformer.parameters.stacked(subject.kernels) for each in (in_order, shuffled))
+    return moments + same_tensors(*weights)
 
 
 def same_tensors(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Comparison:
