@@ -109,7 +109,7 @@ def test_a_huge_neighbour_changes_no_bit(policy: Policy) -> None:
 def gradients(policy: Policy, sequences: list[Scored], tokens_at_once: int) -> dict[str, Tensor]:
     sums = Gradients(policy.config, policy.ops.kernels)
     for rows, result in policy.gradient_passes(sequences, sums, tokens_at_once):
-        weights = torch.linspace(-1, 1, 1000)[torch.arange(rows.start, rows.stop) % 1000]
+        weights = torch.linspace(-1, 1, 1000, dtype=torch.float32)[torch.arange(rows.start, rows.stop) % 1000]
         ((result.logprob * weights).sum() + 0.1 * result.entropy.sum()).backward()
     return sums.totals()
 
