@@ -4,6 +4,9 @@ SHELL := /bin/bash
 PYTHON ?= $(or $(wildcard .venv/bin/python),python3)
 MODEL := models/SmolLM2-135M-Instruct
 
+# Threads that wait for one another sleep soon: on a machine with other work, spinning makes everything far slower.
+export GOMP_SPINCOUNT ?= 1000
+
 log := .venv/setup.log
 pip := .venv/bin/python -m pip install --quiet --no-input --no-compile --disable-pip-version-check --retries 1 \
   -c constraints.txt
