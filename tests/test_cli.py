@@ -67,6 +67,9 @@ def generated(run: Run, *argv: str) -> dict[str, Any]:
         (["score", "tiny", "--ids", "1"], "at least 2"),
         (["score", "tiny", "--ids", "1", "-5"], "-5"),
         (["score", "tiny", "--file", "nowhere.json"], "nowhere.json"),
+        (["verify", "tiny", "--json", "/nowhere/v.json"], "--json: /nowhere is not a folder"),
+        (["info", "--threads", "100000"], "--threads is 100000"),
+        (["generate", "tiny", "--prompt", "a", "--stop-ids", "99999"], "--stop-ids"),
         (["train", "nowhere.yaml"], "nowhere.yaml"),
         (["fetch", "gpt5"], "gpt5"),
         (["info", "--wrong"], "--wrong"),
@@ -169,7 +172,7 @@ def test_one_changed_bit_in_the_file_is_found(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "rollouts.json"
     path.write_text(json.dumps(document))
     code, out, _ = run("score", "tiny", "--file", str(path), "--json")
-    assert code == 0
+    assert code == 1
     assert json.loads(out)["differ"] == 1
 
 

@@ -308,7 +308,7 @@ def test_the_command_prints_a_line_a_check_and_writes_its_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_minima(monkeypatch)
-    to_json, to_xml = tmp_path / "out" / "v.json", tmp_path / "v.xml"
+    to_json, to_xml = tmp_path / "v.json", tmp_path / "v.xml"
     argv = ["verify", "tiny", "--seconds", "0.01", "--github", "--json", str(to_json), "--junitxml", str(to_xml)]
     assert cli.main([*argv, "--threads", "1"]) == EQUAL
     lines = capsys.readouterr().out.splitlines()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from vexact_kernels import Kernels
 
 BAD_INPUT = 2
+MOST_THREADS = 1024  # beyond, a system may refuse to start them, and libgomp then ends the process
 INTERRUPTED = 130  # as a shell reports a process that SIGINT ended
 ISA_VARIABLE = "VEXACT_ISA"
 # OpenMP's threads spin for milliseconds while they wait for one another. On two cores with one busy neighbour that made
@@ -92,7 +93,7 @@ class Generate:
 
 @dataclass(frozen=True)
 class Score:
-    """Teacher-forced log-probabilities of given text, ids, or the output of `generate --json`."""
+    """Teacher-forced log-probabilities of given text, ids, or the output of `generate --json` (1 where bits differ)."""
 
     model: Model
     """A Hugging Face folder, or `tiny`."""
@@ -230,8 +231,8 @@ def _kernels(threads: int) -> Kernels:
 
     from vexact_kernels import load
 
-    if threads < 0:
-        raise BadInput(f"--threads is {threads}, must be at least 1, or 0 for torch's own choice")
+    if not 0 <= threads <= MOST_THREADS:
+        raise BadInput(f"--threads is {threads}, must be 1 to {MOST_THREADS}, or 0 for torch's own choice")
     if threads:
         torch.set_num_threads(threads)
     isa = os.environ.get(ISA_VARIABLE) or None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from vexact.errors import BadInput
 from vexact.model.checkpoint import shapes
 from vexact.model.config import ModelConfig
 from vexact.model.policy import Policy
@@ -56,7 +57,7 @@ def verify(
     that cannot be loaded.
     """
     if not 0 < seconds < float("inf"):
-        raise ValueError(f"seconds is {seconds}, must be a positive number")
+        raise BadInput(f"seconds is {seconds}, must be a positive number")
     checks: list[Check] = []
     controls: list[Control] = []
     caught: list[Caught] = []

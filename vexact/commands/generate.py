@@ -31,9 +31,14 @@ def run(args: Generate, kernels: Kernels) -> int:
         print(json.dumps(_document(args, policy, rollouts, tokenizer), ensure_ascii=False, indent=1))
         return 0
     for rollout in rollouts:
-        text = str(list(rollout.completion)) if tokenizer is None else tokenizer.decode(rollout.completion)
+        text = str(list(rollout.completion)) if tokenizer is None else _shown(tokenizer.decode(rollout.completion))
         print(f"[{rollout.request}.{rollout.sample} {rollout.finish}, {len(rollout.completion)} tokens] {text}")
     return 0
+
+
+def _shown(text: str) -> str:
+    """Text that a terminal can be trusted with: signs that cannot be printed as escapes, line ends and tabs kept."""
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
 
 
 def _tokenizer(args: Generate) -> Tokenizer | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,6 +49,16 @@ def check_ids(ids: Sequence[int], policy: Policy, what: str, least: int = 1) -> 
     for token in ids:
         if not 0 <= token < config.vocab_size:
             raise BadInput(f"{what}: token id {token} is outside the vocabulary of {config.vocab_size}")
+
+
+def check_writable(flag: str, path: Path) -> None:
+    """Raises BadInput where a file cannot be written there: heard of at once and not after a minute of work."""
+    if path.is_dir():
+        raise BadInput(f"{flag}: {path} is a folder")
+    if not path.parent.is_dir():
+        raise BadInput(f"{flag}: {path.parent} is not a folder")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise BadInput(f"{flag}: {path} cannot be written")
 
 
 def logprob_data(values: Tensor) -> dict[str, Any]:

@@ -56,22 +56,24 @@ def _score_file(args: Score, path: Path, kernels: Kernels) -> int:
     policy = load(args.model, kernels, dtype)
     sequences, recorded = _rollouts(path, saved, policy)
     values = policy.logprobs(sequences).logprob
+    if not len(recorded):
+        raise BadInput(f"{path}: holds no log-probability to compare with")
     found = compare_bits(recorded, values)
     if args.json:
         counts = {"compared": found.compared, "differ": found.differ}
         print(json.dumps({**_about(args, policy), **counts, **logprob_data(values)}, indent=1))
-        return 0
+        return 1 if found.differ else 0
     if policy.digest != saved.get("digest"):
         print(f"arithmetic digest {saved.get('digest')} in the file, {policy.digest} here")
     verdict = f"first {found.first}" if found.first else "bits agree"
     print(f"score: {found.compared:,} values compared, {found.differ:,} differ, {verdict}")
-    return 0
+    return 1 if found.differ else 0
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"{path}: cannot be read as JSON ({error})") from None
     if not isinstance(saved, dict) or not isinstance(saved.get("rollouts"), list):
         raise BadInput(f"{path}: has no list `rollouts`, as the output of `vexact generate --json` does")

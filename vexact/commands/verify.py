@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from vexact.commands.model import DTYPES
+from vexact.commands.model import DTYPES, check_writable
 from vexact.verification.report import as_annotations, as_json, as_junit, line, table
 from vexact.verification.result import Line
 from vexact.verify import verify
@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 
 def run(args: Verify, kernels: Kernels) -> int:
     console = Console()
-    for path in (args.json, args.junitxml):
+    for flag, path in (("--json", args.json), ("--junitxml", args.junitxml)):
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()  # an unwritable path is heard of now and not after a minute
+            check_writable(flag, path)
     with _Watch.on(console) as watch:
         dtypes = [DTYPES[name] for name in args.dtype]
         result = verify(args.model, kernels, dtypes, args.seconds, args.mutants, watch.begin, watch.done)

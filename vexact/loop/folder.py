@@ -70,6 +70,8 @@ class RunFolder:
 
 def free_path(section: RunSection, name: str) -> Path:
     """The folder that is named, or ROOT/NAME-TIME. Raises RunError where it holds anything already."""
+    if not name or Path(name).name != name:
+        raise RunError(f"name is {name!r}, must be the name of a folder without a path")
     path = Path(section.folder) if section.folder else Path(section.root) / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise RunError(f"{path}: exists already and is not empty; choose another --run.folder")

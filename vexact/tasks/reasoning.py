@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from vexact.recipe import TaskSection
@@ -20,9 +21,11 @@ class ChainSum:
 
     def __init__(self, section: TaskSection, seed: int) -> None:
         try:
-            from reasoning_gym import create_dataset
+            with warnings.catch_warnings():  # its needs hold invalid escapes, which Python mentions on first sight
+                warnings.simplefilter("ignore", SyntaxWarning)
+                from reasoning_gym import create_dataset
         except ImportError:
-            raise TaskError("task chain_sum needs reasoning-gym: pip install 'vexact[tasks]'") from None
+            raise TaskError("task chain_sum needs the package reasoning-gym: pip install reasoning-gym") from None
         # The library draws item i from seed + i. Seeds far apart keep two runs from sharing their items.
         self._items: Any = create_dataset(
             "chain_sum",
