@@ -60,5 +60,5 @@ def test_a_position_outside_the_list_is_refused() -> None:
 
 def test_a_missing_package_is_one_line_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(TaskError, match="^task chain_sum needs the package reasoning-gym: pip install reasoning-gym$"):
+    with pytest.raises(TaskError, match=r"^task chain_sum needs the package reasoning-gym: pip install reasoning-gym$"):
         load_task(TaskSection(), 0)
