@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -78,17 +77,6 @@ def shifted(rollouts: Sequence[Rollout], scale: float = 0.4) -> list[Rollout]:
 def some_advantages(count: int) -> Tensor:
     """Both signs, float32."""
     return torch.randn(count, generator=torch.Generator().manual_seed(3))
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """That many threads for a while."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def poisoned(trainer: Trainer, tokens: Iterable[int]) -> Trainer:

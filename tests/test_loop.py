@@ -13,7 +13,6 @@ import pytest
 from rich.console import Console
 
 from helpers import assert_same_bits
-from made import threads
 from vexact.loop import RunError, RunResult, train
 from vexact.loop.display import Display
 from vexact.loop.loop import Loop
@@ -25,6 +24,7 @@ from vexact.rollout.request import Request
 from vexact.rollout.sampler import Sampler
 from vexact.tasks import Item
 from vexact.training.trainer import weights_of
+from vexact.verification.checks import thread_count
 from vexact_kernels import load
 
 TIMES = ("seconds", "sampling_seconds", "training_seconds", "sampling_tokens_per_second", "training_tokens_per_second")
@@ -52,7 +52,7 @@ class Letters:
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Tiny models: one thread is faster than two that wait for each other, and threads change no bit."""
-    with threads(1):
+    with thread_count(1):
         yield
 
 

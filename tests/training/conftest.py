@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from made import threads
+from vexact.verification.checks import thread_count
 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    with threads(1):
+    with thread_count(1):
         yield

@@ -20,12 +20,12 @@ from made import (
     make_trainer,
     shifted,
     some_advantages,
-    threads,
 )
 from vexact.model.rollout import Rollout
 from vexact.recipe import LossSection
 from vexact.training.loss import TokenLosses, clipped_surrogate
 from vexact.training.trainer import Trainer
+from vexact.verification.checks import thread_count
 from vexact_kernels import load
 
 COUNT = len(LENGTHS)
@@ -113,7 +113,7 @@ def test_ten_backward_passes_on_three_threads_give_the_same_bits(count: int) -> 
     rollouts = make_rollouts(trainer.policy, lengths, prompt=2)
     direction = some_advantages(sum(lengths))
     expected = backward(trainer, rollouts, direction)
-    with threads(3):
+    with thread_count(3):
         for repeat in range(10):
             for name, gradient in backward(trainer, rollouts, direction).items():
                 assert_same_bits(gradient, expected[name], f"{name} of repeat {repeat}")

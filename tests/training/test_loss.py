@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from helpers import assert_same_bits, assert_within, flushing_denormals
-from made import threads
 from vexact.recipe import LossSection
 from vexact.training.loss import TokenLosses, clipped_surrogate, divisors
 from vexact.training.subnormals import keeping_subnormals
+from vexact.verification.checks import thread_count
 from vexact_kernels import load
 
 KERNELS = load()
@@ -128,7 +128,7 @@ def test_many_tokens_are_computed_in_threads_that_may_have_been_born_flushing() 
             unguarded = torch.full((100_000,), 2.0**-126) * 0.5
         return torch.stack([found.loss.detach(), gradient]), unguarded
 
-    with threads(2), ThreadPoolExecutor(1) as pool:
+    with thread_count(2), ThreadPoolExecutor(1) as pool:
         found, unguarded = pool.submit(born_flushing).result()
     assert_same_bits(found, expected.expand(2, 100_000))
     if unguarded.count_nonzero() == 100_000:
