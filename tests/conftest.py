@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import interpreter  # noqa: F401  before anything of Triton's
 import vexact_kernels
 from vexact_kernels.contract import Kernels
 from vexact_kernels.cpu import Cpu
 from vexact_kernels.reference import Reference
+from vexact_kernels.triton import Triton
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +46,12 @@ def compiled() -> list[Kernels]:
 
 
 @pytest.fixture(scope="session")
-def everyone(compiled: list[Kernels]) -> list[Kernels]:
-    """The reference, then all compiled sets."""
-    return [Reference(), *compiled]
+def interpreted() -> Kernels:
+    """The Triton kernels in the portable profile, interpreted on CPU tensors."""
+    return Triton("portable", torch.device("cpu"))
+
+
+@pytest.fixture(scope="session")
+def everyone(compiled: list[Kernels], interpreted: Kernels) -> list[Kernels]:
+    """The reference, then all compiled sets, then the Triton kernels."""
+    return [Reference(), *compiled, interpreted]

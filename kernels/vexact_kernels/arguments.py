@@ -1,4 +1,4 @@
-"""What the C++ kernels need of a tensor before its address may leave Python, checked cheaply."""
+"""What the compiled kernels need of a tensor before its address may leave Python, checked cheaply."""
 
 from __future__ import annotations
 
@@ -33,11 +33,14 @@ class State(IntFlag):
 
 
 def rows(x: Tensor) -> Tensor:
-    """x with everything behind its first dimension contiguous: itself wherever that is so already, else a copy."""
+    """`strided_rows` of a tensor that has to be on the CPU."""
     if not x.is_cpu:
         raise ValueError(f"a tensor is on {x.device}: these kernels run on the CPU")
-    if x.is_contiguous():
-        return x
+    return x if x.is_contiguous() else strided_rows(x)
+
+
+def strided_rows(x: Tensor) -> Tensor:
+    """x with everything behind its first dimension contiguous: itself wherever that is so already, else a copy."""
     inner = 1
     for size, stride in zip(reversed(x.shape[1:]), reversed(x.stride()[1:]), strict=True):
         if size != 1 and stride != inner:

@@ -6,6 +6,9 @@ S sequences, P pages, D width, H query heads, G key/value heads, K head size, F 
 *dtype* is the storage type of weights and activations (float32, bfloat16, float16); *grad* is the storage type of
 gradients between ops: dtype, except that float16 keeps float32. Rows may be strided (`tensor.stride(0)`), the last
 dimension is contiguous or is copied.
+
+All tensors of a call live on `Kernels.device`, except those of `Chunks` and `Segments`: the schedule is made on the
+host and stays there.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ CONTRACT_VERSION = 1
 PAGE = 64  # positions a page holds: the unit of memory and of summation
 LANES = 8  # parts of a step whose parameter gradients are summed one after the other
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+PORTABLE, TENSORCORE = "portable", "tensorcore"  # the same bits on every device; matrix units, exact on one type of GPU
+PROFILES = (PORTABLE, TENSORCORE)
+CPU = torch.device("cpu")
 
 
 def grad_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -40,7 +46,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Segments:
-    """How the tokens of a batch fall into lanes.
+    """How the tokens of a batch fall into lanes, on the host.
 
     ends: int64 [n], ascending, the last one is the number of tokens. fold: uint8 [n], 1 where the lane ends behind that
     segment (total += lane, lane = +0). Two segments never share a lane inside one batch.
@@ -70,7 +76,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Chunks:
-    """The ragged batch as attention sees it, int64 each.
+    """The ragged batch as attention sees it, int64 each, on the host.
 
     start [S + 1]: sequence s owns tokens start[s] … start[s + 1]. prefix [S]: how many of its tokens are in pages
     already. table_start [S + 1], table: the pages of sequence s are table[table_start[s] … table_start[s + 1]].
@@ -88,7 +94,9 @@ class Kernels(Protocol):
 
     def __hash__(self) -> int: ...  # results of an implementation are cached under it
 
-    name: str  # "reference", "cpu:baseline", "cpu:avx2", "cpu:avx512", "cpu:avx512bf16"
+    name: str  # "reference", "cpu:baseline", "cpu:avx2", "cpu:avx512", "cpu:avx512bf16", "cuda:portable", …
+    device: torch.device  # where its tensors live
+    profile: str  # what a digest names: "portable", or "tensorcore on " and the type of GPU
 
     def pack(self, weight: Tensor) -> Packed:
         """Weight [rows, columns] in a storage dtype."""

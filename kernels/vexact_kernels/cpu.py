@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vexact_kernels import arguments
 from vexact_kernels.arguments import CODES, buffer, dense, indices, require, rows
-from vexact_kernels.contract import PAGE, Chunks, Packed, Segments, Stream, grad_dtype
+from vexact_kernels.contract import CPU, PAGE, PORTABLE, Chunks, Packed, Segments, Stream, grad_dtype
 from vexact_kernels.library import FloatBits, available, operations
 
 ALIGNMENT = 64  # bytes, of packed weights
@@ -57,6 +57,8 @@ class _Scratch(threading.local):
 
 class Cpu:
     """The kernels of one instruction set: "baseline", "avx2", "avx512" or "avx512bf16"."""
+
+    device, profile = CPU, PORTABLE
 
     def __init__(self, isa: str) -> None:
         if isa not in available():

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vexact_kernels import float32
-from vexact_kernels.contract import PAGE, Chunks, Packed, Segments, Stream, grad_dtype
+from vexact_kernels.contract import CPU, PAGE, PORTABLE, Chunks, Packed, Segments, Stream, grad_dtype
 from vexact_kernels.float32 import chain, fma, scalar, tree, widen
 
 MASK_32 = 2**32 - 1
@@ -24,6 +24,7 @@ class Reference:
     """The arithmetic as `kernels/README.md` states it; the interface is `contract.Kernels`."""
 
     name = "reference"
+    device, profile = CPU, PORTABLE
 
     def pack(self, weight: Tensor) -> Packed:
         rows, columns = weight.shape
