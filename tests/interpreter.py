@@ -26,6 +26,8 @@ Handle = interpreter.TensorHandle
 FLOATS = {tl.float32: torch.float32, tl.float16: torch.float16, tl.bfloat16: torch.bfloat16}
 _cpu = Cpu(vexact_kernels.available()[0])
 REPLACED = ("cast_impl", "create_dot")
+_patch: Any = interpreter._patch_lang
+_scopes: list[Any] = []
 _run = interpreter.InterpretedFunction.run
 SHIPPED = {name: getattr(interpreter.InterpreterBuilder, name) for name in REPLACED}
 
@@ -79,6 +81,14 @@ def call(function: Any, *args: Any, **kwargs: Any) -> Any:
     return function.rewrite()(*args, **kwargs)
 
 
+def patched_once(function: Any) -> Any:
+    """Triton patches its language for each launch and takes that back, which costs more than most launches."""
+    if not _scopes:
+        _scopes.append(_patch(function))
+    return interpreter._LangPatchScope()  # nothing to take back
+
+
+interpreter._patch_lang = patched_once
 interpreter.InterpreterBuilder.cast_impl = cast
 interpreter.InterpreterBuilder.create_fp_to_fp = fp_to_fp
 interpreter.InterpreterBuilder.create_dot = dot

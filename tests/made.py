@@ -14,7 +14,7 @@ from vexact.model.parameters import EMBEDDING, unstack
 from vexact.model.policy import Policy, Scored
 from vexact.model.rollout import Rollout
 from vexact.model.tiny import tiny_config, tiny_weights
-from vexact.recipe import LossSection, OptimizerSection
+from vexact.recipe import KLSection, LossSection, OptimizerSection, RemedySection
 from vexact.training.trainer import Trainer, policy_of
 from vexact_kernels import Kernels, load
 
@@ -27,6 +27,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 SMALL = {"num_hidden_layers": 1, "hidden_size": 32, "head_dim": 16, "num_attention_heads": 2,
          "num_key_value_heads": 1, "intermediate_size": 24}  # fmt: skip
+
+# Every objective, and between them everything that is added to one.
+EVERYTHING = {
+    "gspo": LossSection(name="gspo", epsilon_low=0.05, epsilon_high=0.05, kl=KLSection(0.1, "k3+"), entropy_coef=0.01),
+    "cispo": LossSection(name="cispo", cap=1.2, anchor="recomputation", epochs=2, mini_batches=3,
+                         remedy=RemedySection(token_cap=1.3)),
+    "reinforce": LossSection(name="reinforce", kl=KLSection(0.1, "k2"), mini_batches=2,
+                             remedy=RemedySection(token_cap=1.3, sequence="geometric", sequence_high=1.05)),
+    "ppo": LossSection(anchor="recomputation", dual_clip=1.5, epochs=2, mini_batches=2, kl=KLSection(0.1, "k3"),
+                       aggregation="seq-mean-token-sum", entropy_coef=0.01,
+                       remedy=RemedySection(sequence="product", sequence_high=3.0, sequence_ratio="current")),
+}  # fmt: skip
 
 
 def make_trainer(

@@ -16,6 +16,7 @@ from vexact import cli
 from vexact.commands.model import as_bits, from_bits
 
 Run = Callable[..., tuple[int, str, str]]
+RECIPE = str(Path(__file__).parents[1] / "recipes" / "tiny_chain_sum.yaml")
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +74,14 @@ def generated(run: Run, *argv: str) -> dict[str, Any]:
         (["train", "nowhere.yaml"], "nowhere.yaml"),
         (["fetch", "gpt5"], "gpt5"),
         (["info", "--wrong"], "--wrong"),
+        (["info", "--device", "cuda"], "device 'cuda' needs a GPU"),
+        (["verify", "tiny", "--device", "cuda"], "device 'cuda' needs a GPU"),
+        (["generate", "tiny", "--prompt", "a", "--device", "tpu"], "--device"),
+        (["generate", "tiny", "--prompt", "a", "--profile", "tensorcore"], "profile 'tensorcore' is of GPUs only"),
+        (["score", "tiny", "--ids", "1", "2", "--profile", "fast"], "--profile"),
+        (["train", RECIPE, "--device", "cuda"], "device 'cuda' needs a GPU"),
+        (["train", RECIPE, "--device", "tpu"], "--device: device = 'tpu' is not one of cpu, cuda"),
+        (["train", RECIPE, "--profile", "tensorcore"], "profile 'tensorcore' is of GPUs only"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(run: Run, argv: list[str], words: str) -> None:
@@ -94,6 +103,13 @@ def test_an_unknown_instruction_set_is_refused_by_the_name_of_the_variable(
     assert "mmx" in err
 
 
+def test_an_instruction_set_is_of_the_cpu_only(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VEXACT_ISA", "baseline")
+    code, _, err = run("info", "--device", "cuda")
+    assert code == 2
+    assert err == "vexact: VEXACT_ISA: device 'cuda' has no instruction set 'baseline': leave it out\n"
+
+
 def test_the_environment_forces_the_instruction_set(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VEXACT_ISA", "baseline")
     _, out, _ = run("info", "--json")
@@ -102,7 +118,8 @@ def test_the_environment_forces_the_instruction_set(run: Run, monkeypatch: pytes
 
 def test_info_says_the_same_digests_on_every_instruction_set(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = json.loads(run("info", "--json")[1])
-    assert facts["profile"] == "portable"
+    assert (facts["device"], facts["profile"]) == ("cpu", "portable")
+    assert "none" in facts["gpu"] or torch.cuda.is_available()
     assert facts["instruction_sets"][-1] == "baseline"
     assert len(set(facts["digests"].values())) == 3
     monkeypatch.setenv("VEXACT_ISA", "baseline")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,10 @@ from vexact.loop.display import Display
 from vexact.loop.loop import Loop
 from vexact.model.checkpoint import fingerprint, load_weights
 from vexact.model.config import ModelConfig
-from vexact.model.rollout import Rollout
 from vexact.recipe import ModelSection, OptimizerSection, Recipe, RunSection, SamplingSection, load_recipe
 from vexact.rollout.request import Request
 from vexact.rollout.sampler import Sampler
-from vexact.tasks import Item
+from vexact.tasks import Answer, Item, Scores
 from vexact.training.trainer import weights_of
 from vexact.verification.checks import thread_count
 from vexact_kernels import load
@@ -72,7 +71,7 @@ def test_a_run_leaves_its_recipe_its_surroundings_its_metrics_and_its_weights(tm
     assert environment["arithmetic_digest"] and environment["kernels"] == load().name
     lines = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
     assert lines == result.lines
-    assert all(line["aggregation"] == "token_mean" for line in lines)
+    assert all(line["aggregation"] == "token-mean" for line in lines)
     assert [line["step"] for line in lines] == [0, 1, 2]
     assert [line["version"] for line in lines] == [1, 2, 3]
     config = ModelConfig.from_folder(result.folder / "checkpoint")
@@ -133,11 +132,20 @@ def test_no_two_requests_of_a_run_share_an_address() -> None:
 def test_a_rollout_is_scored_with_the_question_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = made()
 
-    def same(item: Item, rollout: Rollout) -> float:
-        return float(list(rollout.prompt) == list(loop.tokenizer.encode(item.prompt)))
+    given: list[Answer] = []
+    score = loop.scoring.score
 
-    monkeypatch.setattr(loop, "reward", same)
-    assert loop.step(1, Display(Console(file=io.StringIO()), 2, 12))["reward_min"] == 1.0
+    def noted(step: int, answers: Sequence[Answer]) -> Scores:
+        given.extend(answers)
+        return score(step, answers)
+
+    monkeypatch.setattr(loop.scoring, "score", noted)
+    loop.step(1, Display(Console(file=io.StringIO()), 2, 12))
+    items = {request.id: item for request, item in zip(loop.requests(1, loop.items(1)), loop.items(1), strict=True)}
+    assert len(given) == len({(answer.request, answer.sample) for answer in given}) == 12
+    for answer in given:
+        assert answer.item == items[answer.request]
+        assert answer.completion == loop.tokenizer.decode(answer.ids)
 
 
 def test_completions_end_at_the_tasks_stop_and_at_the_models_end() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vexact.recipe import Recipe, RecipeError, load_recipe
+from vexact.recipe import KLSection, LossSection, Recipe, RecipeError, RemedySection, load_recipe
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 
@@ -35,6 +35,17 @@ def test_overrides_lie_over_the_file(tmp_path: Path) -> None:
     assert load_recipe(path, {"optimizer.lr": "3e-6", "model.path": "models/some"}) == recipe
 
 
+def test_a_section_inside_a_section_is_written_like_any_other(tmp_path: Path) -> None:
+    path = written(tmp_path, "loss:\n  name: gspo\n  kl:\n    coef: 0.04\n    estimator: k3")
+    recipe = load_recipe(
+        path, ["--loss.kl.place=reward", "--loss.kl.estimator", "k1", "--loss.remedy.sequence=product"]
+    )
+    assert recipe.loss == LossSection(
+        name="gspo", kl=KLSection(0.04, "k1", "reward"), remedy=RemedySection(sequence="product")
+    )
+    assert load_recipe(written(tmp_path, recipe.to_yaml())) == recipe
+
+
 def test_numbers_and_words_take_the_type_of_their_key(tmp_path: Path) -> None:
     recipe = load_recipe(
         written(tmp_path, ""), ["--optimizer.max_grad_norm", "2", "--name", "17", "--run.checkpoint", "no"]
@@ -48,6 +59,15 @@ def test_numbers_and_words_take_the_type_of_their_key(tmp_path: Path) -> None:
 def test_a_resolved_recipe_is_read_back_as_itself(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(RECIPES / f"{name}.yaml", ["--optimizer.lr", "1e-07"])
     assert recipe.name == name
+    assert load_recipe(written(tmp_path, recipe.to_yaml())) == recipe
+
+
+def test_keys_of_somebody_elses_are_kept_as_they_are(tmp_path: Path) -> None:
+    path = written(tmp_path, "task:\n  options:\n    a: 1\n    deep: {b: [2]}\n  reward:\n  chat_template_kwargs:\n")
+    recipe = load_recipe(path, ["--task.options.a", "3", "--task.chat_template_kwargs", "{enable_thinking: false}"])
+    assert recipe.task.options == {"a": 3, "deep": {"b": [2]}}
+    assert recipe.task.chat_template_kwargs == {"enable_thinking": False}
+    assert recipe.task.reward == Recipe().task.reward
     assert load_recipe(written(tmp_path, recipe.to_yaml())) == recipe
 
 
@@ -73,6 +93,23 @@ def test_a_recipe_cannot_be_changed() -> None:
         (["--optimizer.beta1", "1"], "--optimizer.beta1: optimizer.beta1 = 1.0 must be below 1"),
         (["--model.dtype", "fp8"],
          "--model.dtype: model.dtype = 'fp8' is not one of checkpoint, float32, bfloat16, float16"),
+        (["--loss.aggregation", "token_mean"],
+         "--loss.aggregation: loss.aggregation = 'token_mean' is not one of "
+         "token-mean, seq-mean-token-mean, seq-mean-token-sum, seq-mean-token-sum-norm"),
+        (["--loss.kl.coeff", "0.2"], "--loss.kl.coeff: unknown key loss.kl.coeff; did you mean loss.kl.coef?"),
+        (["--loss.dual_clip", "0.5"], "loss.dual_clip = 0.5 must be above 1, or 0 for none"),
+        (["--loss.remedy.token_cap", "2"],
+         "loss.remedy.token_cap with loss.anchor = bypass: the ratio to the sampler that ppo clips holds "
+         "that correction already; use loss.anchor = recomputation"),
+        (["--loss.kl.estimator", "k1"],
+         "loss.kl.estimator = k1 in the loss: log π − log π_ref has the gradient of log π alone, whose mean is 0 "
+         "whatever π_ref is: noise and no penalty; use k2 or k3+, or loss.kl.place = reward"),
+        (["--task.options", "3"], "--task.options: task.options = 3 is not keys and values"),
+        (["--task.reward", "3"],
+         "--task.reward: unknown key task.reward; task.reward is a section with keys of its own, "
+         "as task.reward.function"),
+        (["--task.reward.flip", "1"], "--task.reward.flip: task.reward.flip = 1.0 must be below 1"),
+        (["--task.option.a", "1"], "--task.option.a: unknown key task.option.a; did you mean task.options?"),
         (["--run.checkpoint", "3"], "--run.checkpoint: run.checkpoint = 3 is not true or false"),
         (["--run.folder", "[a]"], "--run.folder: run.folder = ['a'] is not text"),
         (["--run.folder", "[a"], "--run.folder: '[a' is not a value"),

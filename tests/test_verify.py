@@ -145,20 +145,20 @@ def test_gradients_of_two_checks_are_not_added_up() -> None:
 
 
 def test_every_line_has_a_kind_that_is_asked_for_and_every_kind_a_line() -> None:
-    name = policy().ops.kernels.name
+    kernels = policy().ops.kernels
     for small in (True, False):
-        plan = [*checks.forward_plan(name, small), *update_plan(name, small)]
+        plan = [*checks.forward_plan(kernels, small), *update_plan(kernels, small)]
         assert {planned.kind for planned in plan} == {*KINDS, ""}
 
 
 def test_mutants_name_the_line_that_catches_them() -> None:
-    name = policy().ops.kernels.name
-    lines = [planned.name for planned in [*checks.forward_plan(name, True), *update_plan(name, True)]]
-    for mutant in mutants.mutants(name):
+    kernels = policy().ops.kernels
+    lines = [planned.name for planned in [*checks.forward_plan(kernels, True), *update_plan(kernels, True)]]
+    for mutant in mutants.mutants(kernels):
         assert any(line.startswith(mutant.check) for line in lines), mutant.check
 
 
-@pytest.mark.parametrize("mutant", mutants.mutants(vexact_kernels.load().name), ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", mutants.mutants(vexact_kernels.load()), ids=lambda mutant: mutant.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_every_mutant_is_caught_where_the_honest_policy_passes(mutant: mutants.Mutant, dtype: torch.dtype) -> None:
     assert mutant.run(Subject(policy(dtype), verify.MUTANT_SIZES)).differ == 0
@@ -248,10 +248,11 @@ def test_rollouts_with_other_tokens_differ_even_where_log_probabilities_agree() 
 
 
 def test_slow_implementations_are_for_small_models_only() -> None:
-    name = "cpu:" + vexact_kernels.available()[0]
-    assert {"baseline", "reference"} - {name[4:]} <= set(checks.others(name, small=True))
-    assert not {"baseline", "reference"} & set(checks.others(name, small=False))
-    assert name[4:] not in checks.others(name, small=True)
+    kernels = vexact_kernels.load()
+    small, large = ({other.name for other in checks.others(kernels, small=size)} for size in (True, False))
+    assert {"cpu:baseline", "reference"} - {kernels.name} <= small
+    assert not {"cpu:baseline", "reference"} & large
+    assert kernels.name not in small
 
 
 def test_a_difference_outweighs_what_is_inconclusive() -> None:
@@ -324,5 +325,5 @@ def test_the_command_prints_a_line_a_check_and_writes_its_files(
 def test_the_command_exits_with_1_where_a_mutant_survives(monkeypatch: pytest.MonkeyPatch) -> None:
     small_minima(monkeypatch)
     immortal = mutants.Mutant("honest", "none", checks.alone, Subject)
-    monkeypatch.setattr(verify, "mutants", lambda name: [immortal])
+    monkeypatch.setattr(verify, "mutants", lambda kernels: [immortal])
     assert cli.main(["verify", "tiny", "--seconds", "0.01", "--mutants", "--threads", "1"]) == DIFFERS

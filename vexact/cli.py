@@ -29,8 +29,23 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 Model = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Computing:
+    """What a command computes with."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    """The CPU, or torch's current GPU."""
+    profile: Literal["portable", "tensorcore"] = "portable"
+    """The same bits on every device, or the matrix units of a GPU: exact on one type of GPU."""
+    threads: int = 0
+    """Threads of the CPU, by default as many as torch takes."""
+
+    def kernels(self) -> Kernels:
+        return _kernels(self.device, self.profile, self.threads)
+
+
 @dataclass(frozen=True)
-class Verify:
+class Verify(Computing):
     """Check the theorem on a model: 0 equal, 1 differs, 2 bad input, 3 inconclusive."""
 
     model: Model
@@ -39,8 +54,6 @@ class Verify:
     """Compute dtypes, by default the checkpoint's own."""
     seconds: float = 60.0
     """Wall clock for all checks; what the minima need runs in any case."""
-    threads: int = 0
-    """Threads, by default as many as torch takes."""
     json: Path | None = None
     """Write the result as JSON to this file."""
     junitxml: Path | None = None
@@ -53,11 +66,11 @@ class Verify:
     def run(self) -> int:
         from vexact.commands.verify import run
 
-        return run(self, _kernels(self.threads))
+        return run(self, self.kernels())
 
 
 @dataclass(frozen=True)
-class Generate:
+class Generate(Computing):
     """Sample completions."""
 
     model: Model
@@ -80,19 +93,17 @@ class Generate:
     """Write each prompt through the tokenizer's chat template."""
     dtype: Dtype | None = None
     """Compute dtype, by default the checkpoint's."""
-    threads: int = 0
-    """Threads, by default as many as torch takes."""
     json: bool = False
     """Print ids, text, log-probabilities in decimal and in bits, finish reason, version and digest."""
 
     def run(self) -> int:
         from vexact.commands.generate import run
 
-        return run(self, _kernels(self.threads))
+        return run(self, self.kernels())
 
 
 @dataclass(frozen=True)
-class Score:
+class Score(Computing):
     """Teacher-forced log-probabilities of given text, ids, or the output of `generate --json` (1 where bits differ)."""
 
     model: Model
@@ -107,20 +118,18 @@ class Score:
     """Of the distribution that is scored, for text and ids."""
     dtype: Dtype | None = None
     """Compute dtype, by default the file's or the checkpoint's."""
-    threads: int = 0
-    """Threads, by default as many as torch takes."""
     json: bool = False
     """Print JSON."""
 
     def run(self) -> int:
         from vexact.commands.score import run
 
-        return run(self, _kernels(self.threads))
+        return run(self, self.kernels())
 
 
 @dataclass(frozen=True)
 class Train:
-    """Run a recipe. Any of its values can be given as `--section.key value`."""
+    """Run a recipe. Any of its values can be given: `--device cuda`, `--section.key value`."""
 
     recipe: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE.yaml")]
     """The recipe."""
@@ -134,7 +143,8 @@ class Train:
         from vexact.recipe import load_recipe
 
         recipe = load_recipe(self.recipe, list(overrides))
-        train(recipe, kernels=_kernels(self.threads), console=Console())
+        kernels = _kernels(recipe.device, recipe.profile, self.threads)
+        train(recipe, kernels=kernels, console=Console())
         return 0
 
 
@@ -155,18 +165,16 @@ class Fetch:
 
 
 @dataclass(frozen=True)
-class Info:
+class Info(Computing):
     """Versions, instruction sets, threads, profile and arithmetic digests."""
 
-    threads: int = 0
-    """Threads, by default as many as torch takes."""
     json: bool = False
     """Print JSON."""
 
     def run(self) -> int:
         from vexact.commands.info import run
 
-        return run(self, _kernels(self.threads))
+        return run(self, self.kernels())
 
 
 Command = (
@@ -225,8 +233,8 @@ def _unboxed(text: str) -> str:
     return " ".join(" ".join(said).split()) or "the command line cannot be read; see vexact --help"
 
 
-def _kernels(threads: int) -> Kernels:
-    """The instruction set that VEXACT_ISA names, or the best; `reference` is the slow specification."""
+def _kernels(device: str, profile: str, threads: int) -> Kernels:
+    """On a CPU the instruction set that VEXACT_ISA names, or the best; `reference` is the slow specification."""
     import torch
 
     from vexact_kernels import load
@@ -237,9 +245,11 @@ def _kernels(threads: int) -> Kernels:
         torch.set_num_threads(threads)
     isa = os.environ.get(ISA_VARIABLE) or None
     try:
-        return load("reference") if isa == "reference" else load("cpu", isa)
+        if (device, isa) == ("cpu", "reference"):
+            return load("reference", profile=profile)
+        return load(device, isa, profile)
     except ValueError as error:
-        raise BadInput(f"{ISA_VARIABLE}: {error}" if isa else str(error)) from None
+        raise BadInput(f"{ISA_VARIABLE}: {error}" if repr(isa) in str(error) else str(error)) from None
 
 
 if __name__ == "__main__":

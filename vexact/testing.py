@@ -50,13 +50,16 @@ def hexadecimal(x: Tensor) -> str:
 
 
 def compare_bits(left: Tensor, right: Tensor, where: str = "") -> Comparison:
-    """Count the values whose bits differ. Raises ValueError where dtype or shape differ: those are not the same kind
-    of thing.
+    """Count the values whose bits differ; tensors of two devices are compared on the host.
+
+    Raises ValueError where dtype or shape differ: those are not the same kind of thing.
     """
     if left.dtype != right.dtype:
         raise ValueError(f"{where or 'tensors'}: {left.dtype} cannot be compared with {right.dtype}")
     if left.shape != right.shape:
         raise ValueError(f"{where or 'tensors'}: {list(left.shape)} cannot be compared with {list(right.shape)}")
+    if left.device != right.device:
+        left, right = left.cpu(), right.cpu()
     unequal = (bits(left) != bits(right)).flatten()
     differ = int(unequal.sum())
     if not differ:

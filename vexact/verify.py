@@ -70,7 +70,7 @@ def verify(
         reasons += shortfalls(parameter_count(run.policy.config), checks, controls[-1])
         if with_mutants:
             caught += run.mutants()
-    return Verification(str(model), checks, controls, caught, reasons)
+    return Verification(str(model), checks, controls, caught, reasons, kernels.name, kernels.profile)
 
 
 def shortfalls(parameters: int, checks: Sequence[Check], control: Control) -> list[str]:
@@ -79,11 +79,13 @@ def shortfalls(parameters: int, checks: Sequence[Check], control: Control) -> li
     A kind or a check compared nothing, too little was compared, or the control did not differ.
     """
     dtype = control.dtype
-    ran = [check for check in checks if check.dtype == dtype and not check.skipped]
+    ran = [check for check in checks if check.dtype == dtype and not check.skipped and not check.absent]
+    absent = {check.kind for check in checks if check.absent}
     compared: Counter[str] = Counter()
     for check in ran:
         compared[check.kind] += check.found.compared
-    reasons = [f"not compared in {dtype}: {', '.join(names)}" for names in [_missing(compared, ran)] if names]
+    needed = [kind for kind in KINDS if kind not in absent]
+    reasons = [f"not compared in {dtype}: {', '.join(names)}" for names in [_missing(needed, compared, ran)] if names]
     minima = [
         (compared[SAMPLED], least_sampled(parameters), "sampled log-probabilities"),
         (sum(compared[kind] for kind in CHUNKED), LOGITS, "logits"),
@@ -99,9 +101,9 @@ def shortfalls(parameters: int, checks: Sequence[Check], control: Control) -> li
     return reasons
 
 
-def _missing(compared: Counter[str], ran: Sequence[Check]) -> list[str]:
-    """Kinds without a value, and further checks without one."""
-    kinds = [kind for kind in KINDS if not compared[kind]]
+def _missing(needed: Sequence[str], compared: Counter[str], ran: Sequence[Check]) -> list[str]:
+    """Needed kinds without a value, and further checks without one."""
+    kinds = [kind for kind in needed if not compared[kind]]
     return kinds + [check.name for check in ran if not check.found.compared and check.kind not in kinds]
 
 
@@ -122,8 +124,8 @@ class _Run:
         self.subject = Subject(policy, sizes_for(policy.config, affordable))
 
     def checks(self) -> list[Check]:
-        name, small = self.policy.ops.kernels.name, parameter_count(self.policy.config) < SMALL
-        plan = [*forward_plan(name, small), *update_plan(name, small)]
+        kernels, small = self.policy.ops.kernels, parameter_count(self.policy.config) < SMALL
+        plan = [*forward_plan(kernels, small), *update_plan(kernels, small)]
         return [self._check(planned) for planned in sorted(plan, key=lambda planned: not planned.kind)]
 
     def control(self) -> Control:
@@ -135,7 +137,7 @@ class _Run:
 
     def mutants(self) -> list[Caught]:
         caught = []
-        for mutant in mutants(self.policy.ops.kernels.name):
+        for mutant in mutants(self.policy.ops.kernels):
             self.begin(f"mutant: {mutant.name}")
             found = mutant.run(mutant.make(self.policy, MUTANT_SIZES))
             caught.append(Caught(mutant.name, mutant.check, self.dtype, found.differ))
@@ -144,7 +146,9 @@ class _Run:
 
     def _check(self, planned: Planned) -> Check:
         begun = time.monotonic()
-        if begun > self.ends and not planned.kind:
+        if planned.absent:
+            check = Check(planned.name, self.dtype, planned.kind, absent=planned.absent)
+        elif begun > self.ends and not planned.kind:
             check = Check(planned.name, self.dtype, planned.kind, skipped="no time left")
         else:
             self.begin(planned.name)

@@ -9,7 +9,14 @@ import pytest
 from checkpoints import BOS, EOS, SIZE, build, l3, q3
 from vexact.model.checkpoint import save_folder
 from vexact.model.tiny import tiny_config, tiny_weights
-from vexact.model.tokenizer import ByteTokenizer, FolderTokenizer, Tokenizer, TokenizerError, load_tokenizer
+from vexact.model.tokenizer import (
+    ByteTokenizer,
+    CharacterTokenizer,
+    FolderTokenizer,
+    Tokenizer,
+    TokenizerError,
+    load_tokenizer,
+)
 
 USER = 299
 
@@ -81,3 +88,20 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(TokenizerError, match=r"tokenizer.json cannot be loaded"):
         FolderTokenizer(tmp_path)
+
+
+def test_what_goes_on_gets_nothing_in_front(with_bos: Tokenizer) -> None:
+    for tokenizer in (with_bos, load_tokenizer("tiny"), load_tokenizer("tiny-modsum")):
+        assert [*tokenizer.encode("1"), *tokenizer.continuation("+2")] == tokenizer.encode("1+2")
+        assert len(tokenizer.encode("1")) == 2
+
+
+def test_a_character_tokenizer_knows_each_character_once() -> None:
+    tokenizer = CharacterTokenizer("ab\n")
+    assert tokenizer.encode("b\na") == [3, 1, 2, 0]
+    assert tokenizer.decode([3, 1, 2, 0, 4, 5, 6, -1]) == "b\na"
+    assert (tokenizer.size, tokenizer.bos, tokenizer.eos, tokenizer.pad) == (6, 3, 4, 5)
+    with pytest.raises(TokenizerError, match="names one twice"):
+        CharacterTokenizer("aba")
+    with pytest.raises(TokenizerError, match="reads 'ab\\\\n' and no 'c'"):
+        tokenizer.encode("abc")

@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import assert_same_bits
-from vexact.training.advantage import EPS, group_advantages
+from vexact.training.advantage import (
+    EPS,
+    WHITENING_EPS,
+    advantages_of,
+    group_advantages,
+    groups_with_spread,
+    leave_one_out,
+    whitened,
+)
+
+NAMES = ("group_std", "group_mean", "leave_one_out", "batch_sequence", "batch_token")
 
 
 @pytest.mark.parametrize("scale", [True, False])
@@ -44,22 +54,83 @@ def test_a_group_of_one_has_nothing_to_be_compared_with() -> None:
     assert (found.groups, found.zero_spread) == (2, 1)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("rewards", [[1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1], [1], [1, 0], [0.1] * 3, []])
+def test_every_kind_is_finite_and_small_and_zero_where_nothing_differs(name: str, rewards: list[float]) -> None:
+    found = advantages_of(name, rewards, [0] * len(rewards), [3] * len(rewards))
+    assert found.values.isfinite().all() and (found.values.abs() <= 10).all()
+    if len(set(rewards)) < 2:
+        assert_same_bits(found.values, torch.zeros(len(rewards)))
+        assert found.zero_spread == found.groups == bool(rewards)
+
+
+def test_a_left_out_reward_is_compared_with_the_mean_of_the_others() -> None:
+    rewards, groups = [1.0, 0.0, 0.0, 0.5, 7.0, 2.0, 3.0], [0, 0, 0, 0, 1, 2, 2]
+    found = leave_one_out(rewards, groups)
+    for index in (0, 1, 2, 3, 5, 6):
+        others = [r for i, (r, g) in enumerate(zip(rewards, groups, strict=True)) if g == groups[index] and i != index]
+        assert found.values[index] == torch.tensor(rewards[index] - statistics.fmean(others))
+    assert found.values[4] == 0.0  # alone in its group
+    assert (found.groups, found.zero_spread) == (3, 1)
+    # n/(n − 1) times the distance from the mean, as verl writes it
+    mean = group_advantages(rewards[:4], [0] * 4, scale=False).values
+    assert torch.allclose(found.values[:4], mean * 4 / 3, rtol=2**-22, atol=0.0)
+
+
+def test_whitened_by_token_each_token_counts_and_by_sequence_each_rollout() -> None:
+    rewards, groups, lengths = [1.0, 0.0, 0.25, 1.0], ["a", "a", "b", "b"], [1, 5, 2, 4]
+    for counts in (lengths, [1] * 4):
+        every = [reward for reward, count in zip(rewards, counts, strict=True) for _ in range(count)]
+        mean, std = statistics.fmean(every), math.sqrt(statistics.variance(every) + WHITENING_EPS)
+        found = whitened(rewards, groups, counts).values
+        assert torch.allclose(found, torch.tensor([(r - mean) / std for r in rewards]), rtol=2**-22, atol=0.0)
+        tokens = found.repeat_interleave(torch.tensor(counts)).double()
+        assert abs(tokens.mean()) < 1e-6 and abs(tokens.std() - 1) < 1e-6
+    by_name = [advantages_of(name, rewards, groups, lengths).values for name in ("batch_token", "batch_sequence")]
+    assert not torch.equal(*by_name)
+    assert_same_bits(by_name[0], whitened(rewards, groups, lengths).values)
+
+
+def test_a_rollout_without_a_token_has_no_part_in_what_is_whitened_by_token() -> None:
+    found = whitened([1.0, 5.0, 0.0], [0, 0, 0], [2, 0, 3])
+    assert_same_bits(found.values[[0, 2]], whitened([1.0, 0.0], [0, 0], [2, 3]).values)
+    assert found.values[1] == 0.0
+    assert whitened([1.0, 5.0, 1.0], [0, 0, 0], [2, 0, 3]).values.count_nonzero() == 0
+
+
+def test_dynamic_sampling_keeps_the_groups_whose_rewards_differ() -> None:
+    rewards, groups = [1, 1, 0, 0, 1, 0, 1, 0.1, 0.1], list("aabbccddd")
+    assert groups_with_spread(rewards, groups) == {"c", "d"}
+    assert groups_with_spread([*rewards[:4], 1.0], [*"aabb", "alone"]) == set()
+    advantages = group_advantages(rewards, groups).values
+    assert {g for g, a in zip(groups, advantages, strict=True) if a} == {"c", "d"}
+
+
+def test_a_kind_of_another_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="no advantage is called grpo"):
+        advantages_of("grpo", [1.0], [0], [1])
+
+
 rewards_and_groups = st.lists(st.tuples(st.floats(-1e6, 1e6), st.integers(0, 3)), min_size=1, max_size=12)
 
 
-@given(rewards_and_groups, st.randoms(use_true_random=False), st.booleans())
+@given(rewards_and_groups, st.randoms(use_true_random=False), st.sampled_from(NAMES))
 def test_the_order_of_rollouts_is_no_part_of_an_advantage(
-    pairs: list[tuple[float, int]], random: object, scale: bool
+    pairs: list[tuple[float, int]], random: object, name: str
 ) -> None:
     order = list(range(len(pairs)))
     random.shuffle(order)  # type: ignore[attr-defined]
-    straight = group_advantages([r for r, _ in pairs], [g for _, g in pairs], scale=scale)
-    shuffled = group_advantages([pairs[i][0] for i in order], [pairs[i][1] for i in order], scale=scale)
+    lengths = [index % 4 for index in order]
+    straight = advantages_of(name, [r for r, _ in pairs], [g for _, g in pairs], [i % 4 for i in range(len(pairs))])
+    shuffled = advantages_of(name, [pairs[i][0] for i in order], [pairs[i][1] for i in order], lengths)
     assert_same_bits(shuffled.values, straight.values[order])
     assert shuffled.zero_spread == straight.zero_spread
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
 def test_a_reward_that_is_not_finite_is_refused(reward: float) -> None:
+    for name in NAMES:
+        with pytest.raises(ValueError, match="reward 1 of group a"):
+            advantages_of(name, [0.0, reward], ["a", "a"], [1, 1])
     with pytest.raises(ValueError, match="reward 1 of group a"):
-        group_advantages([0.0, reward], ["a", "a"])
+        groups_with_spread([0.0, reward], ["a", "a"])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from helpers import assert_same_bits, flushing_denormals
 from made import (
+    EVERYTHING,
     LENGTHS,
     SMALL,
     assert_same_step,
@@ -23,7 +24,7 @@ from made import (
 )
 from vexact.model.rollout import Rollout
 from vexact.recipe import LossSection
-from vexact.training.loss import TokenLosses, clipped_surrogate
+from vexact.training.loss import TokenLosses, Tokens, sequence_log_ratios, token_losses
 from vexact.training.trainer import Trainer
 from vexact.verification.checks import thread_count
 from vexact_kernels import load
@@ -34,16 +35,17 @@ COUNT = len(LENGTHS)
 @pytest.mark.parametrize(
     ("dtype", "aggregation"),
     [
-        (torch.float32, "token_mean"),
-        (torch.bfloat16, "token_mean"),
-        (torch.float16, "token_mean"),
-        (torch.bfloat16, "sequence_mean"),
-        (torch.bfloat16, "fixed"),
+        (torch.float32, "token-mean"),
+        (torch.bfloat16, "token-mean"),
+        (torch.float16, "token-mean"),
+        (torch.bfloat16, "seq-mean-token-mean"),
+        (torch.bfloat16, "seq-mean-token-sum"),
+        (torch.bfloat16, "seq-mean-token-sum-norm"),
     ],
     ids=str,
 )
 def test_a_step_knows_neither_its_micro_batches_nor_the_order_of_arrival(dtype: torch.dtype, aggregation: str) -> None:
-    loss = LossSection(aggregation=aggregation, fixed_length=20)
+    loss = LossSection(aggregation=aggregation, loss_scale_factor=20)
     expected = make_trainer(dtype=dtype, loss=loss)
     rollouts = shifted(make_rollouts(expected.policy))
     advantages = some_advantages(COUNT)
@@ -56,13 +58,48 @@ def test_a_step_knows_neither_its_micro_batches_nor_the_order_of_arrival(dtype: 
         assert_same_step(trainer, expected)
 
 
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_no_objective_knows_its_micro_batches_or_the_order_of_arrival(name: str) -> None:
+    """Two steps: behind the first the policy has left its reference."""
+    trainers = [make_trainer(loss=EVERYTHING[name], tokens_at_once=n) for n in (1024, 1, 77)]
+    measured = []
+    for trainer, order in zip(trainers, (range(COUNT), range(COUNT), [3, 7, 0, 1, 6, 2, 5, 4]), strict=True):
+        for _ in range(2):
+            rollouts = shifted(make_rollouts(trainer.policy))
+            metrics = trainer.step([rollouts[i] for i in order], some_advantages(COUNT)[list(order)])
+        measured.append(metrics)
+        assert_same_step(trainer, trainers[0])
+    assert measured[0] == measured[1] == measured[2]
+    assert (measured[0].objective, measured[0].version) == (name, 2)
+    assert (measured[0].kl > 0) == (EVERYTHING[name].kl.coef > 0)
+    remedy = EVERYTHING[name].remedy
+    assert (measured[0].remedy_rejected_sequences > 0) == (remedy.sequence != "off")
+    assert measured[0].remedy_weight_max == (torch.tensor(remedy.token_cap).item() if remedy.token_cap else 1.0)
+
+
+def test_a_sequences_ratio_of_the_tokens_at_hand_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant of the test above: the mean over a micro-batch where that over a sequence is meant."""
+
+    def pooled(current: Tensor, anchor: Tensor, cuts: list[slice], *rest: Any) -> Tensor:
+        return sequence_log_ratios(current, anchor, [slice(0, len(current))], *rest)
+
+    monkeypatch.setattr("vexact.training.trainer.sequence_log_ratios", pooled)
+    one, many = make_trainer(loss=EVERYTHING["gspo"]), make_trainer(loss=EVERYTHING["gspo"], tokens_at_once=30)
+    rollouts = shifted(make_rollouts(one.policy))
+    for trainer in (one, many):
+        trainer.step(rollouts, some_advantages(COUNT))
+    with pytest.raises(AssertionError, match="gradient of"):
+        assert_same_step(many, one)
+
+
 def test_a_divisor_counted_in_the_micro_batch_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant of the test above: a loss that is averaged over each micro-batch."""
 
-    def averaged(current: Tensor, behaviour: Tensor, advantage: Tensor, divisor: Tensor, *rest: Any) -> TokenLosses:
-        return clipped_surrogate(current, behaviour, advantage, torch.full_like(divisor, len(current)), *rest)
+    def averaged(tokens: Tokens, *rest: Any) -> TokenLosses:
+        count = float(len(tokens.current))
+        return token_losses(replace(tokens, divisor=torch.full_like(tokens.divisor, count)), *rest)
 
-    monkeypatch.setattr("vexact.training.trainer.clipped_surrogate", averaged)
+    monkeypatch.setattr("vexact.training.trainer.token_losses", averaged)
     one, many = make_trainer(), make_trainer(tokens_at_once=30)
     rollouts = make_rollouts(one.policy)
     for trainer in (one, many):
@@ -73,7 +110,7 @@ def test_a_divisor_counted_in_the_micro_batch_would_be_seen(monkeypatch: pytest.
 
 def faint_step() -> tuple[Trainer, list[Rollout], Tensor]:
     """Log-ratios of about -80, advantages of 1e-3, divisors of 1000: each token's loss is about -1.8e-41."""
-    trainer = make_trainer(loss=LossSection(aggregation="fixed", fixed_length=1000 // COUNT))
+    trainer = make_trainer(loss=LossSection(aggregation="seq-mean-token-sum-norm", loss_scale_factor=1000 // COUNT))
     rollouts = make_rollouts(trainer.policy)
     return trainer, [replace(r, logprobs=r.logprobs + 80.0) for r in rollouts], torch.full((COUNT,), 1e-3)
 

@@ -30,7 +30,7 @@ from vexact.model.rollout import Rollout
 from vexact.recipe import LossSection
 from vexact.rollout.request import Request
 from vexact.rollout.sampler import Sampler
-from vexact.training.loss import divisors
+from vexact.training.aggregation import divisors
 from vexact.training.trainer import TrainingError, weights_of
 from vexact_kernels import load
 
@@ -68,10 +68,10 @@ def test_one_differing_bit_is_counted() -> None:
     assert 0 < metrics.mismatch_max < 1e-5
 
 
-@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "fixed"])
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])  # tied; with biases; plain
 def test_every_gradient_is_that_of_transformers_in_float64(family: str, aggregation: str, tmp_path: Path) -> None:
-    trainer = make_trainer(family, loss=LossSection(aggregation=aggregation, fixed_length=20))
+    trainer = make_trainer(family, loss=LossSection(aggregation=aggregation, loss_scale_factor=20))
     save_folder(tmp_path / "model", trainer.policy.config, weights_of(trainer.policy))
     rollouts = shifted(make_rollouts(trainer.policy, (1, 3, 8, 20)))
     advantages = some_advantages(4)
@@ -94,7 +94,8 @@ def transformers_gradients(
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager")
-    divisor = divisors([len(rollout.completion) for rollout in rollouts], section).double()
+    lengths = [len(rollout.completion) for rollout in rollouts]
+    divisor = divisors(lengths, lengths, section).double()
     loss = torch.zeros((), dtype=torch.float64)
     row = 0
     for rollout, advantage in zip(rollouts, advantages.double(), strict=True):
@@ -102,7 +103,7 @@ def transformers_gradients(
         logits = model(torch.tensor([rollout.tokens])).logits[0, first - 1 : -1]
         current = logits.log_softmax(-1).gather(1, torch.tensor(rollout.completion)[:, None])[:, 0]
         ratio = (current - rollout.logprobs.double()).exp()
-        bounded = ratio.clamp(1 - section.clip_low, 1 + section.clip_high)
+        bounded = ratio.clamp(1 - section.epsilon_low, 1 + section.epsilon_high)
         loss -= (torch.minimum(ratio * advantage, bounded * advantage) / divisor[row : row + count]).sum()
         row += count
     loss.backward()

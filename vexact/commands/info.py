@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from vexact.commands.model import DTYPES
-from vexact.model.digest import PROFILE, arithmetic_digest
+from vexact.loop.folder import versions
+from vexact.model.digest import arithmetic_digest
 from vexact_kernels import CONTRACT_VERSION, Kernels, available
 
 if TYPE_CHECKING:
     from vexact.cli import Info
-
-PACKAGES = ("vexact", "torch", "transformers", "safetensors", "numpy")
 
 
 def run(args: Info, kernels: Kernels) -> int:
@@ -33,20 +31,15 @@ def run(args: Info, kernels: Kernels) -> int:
 def collect(kernels: Kernels) -> dict[str, Any]:
     """What a report of a problem, or a run's record, should say about the machine."""
     return {
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": versions(),
         "python": platform.python_version(),
         "machine": platform.machine(),
         "kernels": kernels.name,
+        "device": str(kernels.device),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none that torch sees",
         "instruction_sets": available(),
         "threads": torch.get_num_threads(),
         "contract": CONTRACT_VERSION,
-        "profile": PROFILE,
+        "profile": kernels.profile,
         "digests": {name: arithmetic_digest(kernels, dtype) for name, dtype in DTYPES.items()},
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"

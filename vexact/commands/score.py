@@ -35,7 +35,7 @@ def _score_ids(args: Score, kernels: Kernels) -> int:
     tokenizer = load_tokenizer(args.model) if args.text is not None else None
     ids = list(args.ids) if tokenizer is None else tokenizer.encode(str(args.text))
     check_ids(ids, policy, "--ids" if tokenizer is None else "--text", least=2)
-    values = policy.logprobs([Scored(ids, 1, args.temperature)]).logprob
+    values = policy.logprobs([Scored(ids, 1, args.temperature)]).logprob.cpu()
     if args.json:
         document = {"ids": ids, "temperature": args.temperature, **_about(args, policy), **logprob_data(values)}
         print(json.dumps(document, ensure_ascii=False, indent=1))
@@ -55,7 +55,7 @@ def _score_file(args: Score, path: Path, kernels: Kernels) -> int:
         raise BadInput(f"{path}: dtype is {dtype!r}, must be one of {', '.join(DTYPES)}")
     policy = load(args.model, kernels, dtype)
     sequences, recorded = _rollouts(path, saved, policy)
-    values = policy.logprobs(sequences).logprob
+    values = policy.logprobs(sequences).logprob.cpu()
     if not len(recorded):
         raise BadInput(f"{path}: holds no log-probability to compare with")
     found = compare_bits(recorded, values)

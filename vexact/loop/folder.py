@@ -8,19 +8,18 @@ import os
 import platform
 import time
 from collections.abc import Mapping
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from vexact.errors import BadInput
-from vexact.model.digest import PROFILE
 from vexact.model.policy import Policy
 from vexact.recipe import Recipe, RunSection
 from vexact_kernels import CONTRACT_VERSION
 
-PACKAGES = ("vexact", "torch", "transformers", "safetensors", "numpy")
+PACKAGES = ("vexact", "torch", "triton", "transformers", "safetensors", "numpy")
 
 
 class RunError(BadInput):
@@ -42,14 +41,15 @@ class RunFolder:
     def write_environment(self, policy: Policy, fingerprint: str) -> None:
         """env.json: what the run was computed with. fingerprint: of the weights at its start."""
         environment = {
-            "packages": {name: version(name) for name in PACKAGES},
+            "packages": versions(),
             "python": platform.python_version(),
             "platform": platform.platform(),
             "machine": platform.machine(),
             "kernels": policy.ops.kernels.name,
             "threads": torch.get_num_threads(),
             "contract_version": CONTRACT_VERSION,
-            "profile": PROFILE,
+            "device": str(policy.device),
+            "profile": policy.ops.kernels.profile,
             "dtype": str(policy.dtype).removeprefix("torch."),
             "arithmetic_digest": policy.digest,
             "weights_fingerprint": fingerprint,
@@ -66,6 +66,18 @@ class RunFolder:
             os.write(descriptor, data)
         finally:
             os.close(descriptor)
+
+
+def versions() -> dict[str, str]:
+    """The packages that a result may depend on."""
+    return {name: _version(name) for name in PACKAGES}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def free_path(section: RunSection, name: str) -> Path:

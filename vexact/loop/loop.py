@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -16,12 +16,12 @@ from vexact.loop.folder import RunFolder, free_path
 from vexact.model.checkpoint import load_weights, save_folder
 from vexact.model.config import DTYPES, ModelConfig
 from vexact.model.rollout import Rollout
-from vexact.model.tiny import tiny_config, tiny_weights
-from vexact.model.tokenizer import Tokenizer, load_tokenizer
+from vexact.model.tiny import named_config, tiny_weights
+from vexact.model.tokenizer import Tokenizer, load_tokenizer, prompt_ids
 from vexact.recipe import Recipe
 from vexact.rollout.request import Request
 from vexact.rollout.sampler import Sampler
-from vexact.tasks import Item, Task, load_task
+from vexact.tasks import Answer, Item, Scores, Scoring, Task, load_task
 from vexact.training.advantage import Advantages, group_advantages
 from vexact.training.trainer import Trainer, weights_of
 from vexact_kernels import Kernels
@@ -36,7 +36,9 @@ class RunResult:
 
 
 def train(recipe: Recipe, *, kernels: Kernels, console: Console, task: Task | None = None) -> RunResult:
-    """Run a recipe and leave a run folder. task: one of your own, in place of the one that the recipe names.
+    """Run a recipe and leave a run folder. kernels: those of its device and profile.
+
+    task: one of your own, in place of the one that the recipe names.
 
     Raises BadInput and leaves nothing behind. An interrupt is passed on after the summary; metrics.jsonl then holds the
     steps that were finished.
@@ -66,6 +68,7 @@ class Loop:
 
     def __init__(self, recipe: Recipe, task: Task, kernels: Kernels, say: Callable[[str], None]) -> None:
         self.recipe, self.task = recipe, task
+        self.scoring = Scoring(task, recipe.task, recipe.seed)
         self.trainer = load_trainer(recipe, kernels, say)
         self.tokenizer = load_tokenizer(recipe.model.path)
         self.sampler = self.new_sampler()
@@ -98,14 +101,15 @@ class Loop:
         rollouts = self.sampler.run(requests, display.sampled)
         sampled = perf_counter()
         display.training(step)
-        rewards = [self.reward(asked[rollout.request], rollout) for rollout in rollouts]
-        advantages = self.advantages(rollouts, rewards)
+        scores = self.scores(step, asked, rollouts)
+        advantages = self.advantages(rollouts, scores.rewards)
         metrics = self.trainer.step(rollouts, advantages.values)
         trained = perf_counter()
         self.sampler.adopt(self.trainer.policy)
         return {
             "step": step,
-            **_reward_measures(rewards, advantages),
+            **_reward_measures(scores.rewards, advantages),
+            **scores.metrics(),
             **asdict(metrics),
             **_length_measures(rollouts),
             **_time_measures(rollouts, sampled - begin, trained - sampled),
@@ -123,7 +127,7 @@ class Loop:
         return [
             Request(
                 id=(step << 32) + i,
-                prompt=self.tokenizer.encode(item.prompt),
+                prompt=prompt_ids(self.tokenizer, item.prompt, self.recipe.task.chat_template_kwargs),
                 n=sampling.samples,
                 temperature=sampling.temperature,
                 seed=self.recipe.seed,
@@ -133,8 +137,13 @@ class Loop:
             for i, item in enumerate(items)
         ]
 
-    def reward(self, item: Item, rollout: Rollout) -> float:
-        return self.task.reward(item, self.tokenizer.decode(rollout.completion))
+    def scores(self, step: int, asked: Mapping[int, Item], rollouts: Sequence[Rollout]) -> Scores:
+        """All rollouts of a step together: some reward functions want them so. asked: the item of each request."""
+        answers = [
+            Answer(asked[rollout.request], self.tokenizer.decode(rollout.completion), *rollout.id, rollout.completion)
+            for rollout in rollouts
+        ]
+        return self.scoring.score(step, answers)
 
     def advantages(self, rollouts: Sequence[Rollout], rewards: Sequence[float]) -> Advantages:
         groups = [rollout.request for rollout in rollouts]
@@ -143,14 +152,14 @@ class Loop:
     def save(self, folder: Path) -> None:
         """The policy as a Hugging Face folder, in the dtype it computes in."""
         policy, model = self.trainer.policy, self.recipe.model.path
-        save_folder(folder, policy.config, weights_of(policy), None if model == "tiny" else model)
+        save_folder(folder, policy.config, weights_of(policy), None if named_config(model) else model)
 
 
 def load_trainer(recipe: Recipe, kernels: Kernels, say: Callable[[str], None]) -> Trainer:
     """The model of a recipe, ready to be trained. say: hears what was found in the checkpoint."""
     path, dtype = recipe.model.path, DTYPES.get(recipe.model.dtype)
-    if path == "tiny":
-        config = tiny_config()
+    config = named_config(path)
+    if config is not None:
         weights = tiny_weights(config)
     else:
         config = ModelConfig.from_folder(path)
@@ -159,8 +168,8 @@ def load_trainer(recipe: Recipe, kernels: Kernels, say: Callable[[str], None]) -
 
 
 def stop_ids(tokenizer: Tokenizer, known: int, stop: str) -> frozenset[int]:
-    """Ids below `known` whose text holds `stop`."""
-    return frozenset(token for token in range(known) if stop in tokenizer.decode([token]))
+    """Ids below `known` whose text holds `stop`; none where it is empty."""
+    return frozenset(token for token in range(known) if stop and stop in tokenizer.decode([token]))
 
 
 def _reward_measures(rewards: Sequence[float], advantages: Advantages) -> dict[str, Any]:

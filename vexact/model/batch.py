@@ -13,7 +13,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from vexact_kernels import PAGE, Chunks, Segments
+from vexact_kernels import CPU, PAGE, Chunks, Segments
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Chunk:
 class Batch:
     """Chunks behind one another.
 
-    tokens, positions: int64 [N]; chunks: their bounds, prefixes and pages; segments: how the tokens fall into lanes of
-    parameter gradients, None where nobody asks for any.
+    tokens, positions: int64 [N] on the device that computes. The schedule stays on the host: chunks, their bounds,
+    prefixes and pages; segments, how the tokens fall into lanes of parameter gradients, None where nobody asks for any.
     """
 
     tokens: Tensor
@@ -51,7 +51,7 @@ class Batch:
     segments: Segments | None = None
 
     @staticmethod
-    def of(chunks: Sequence[Chunk], segments: Segments | None = None) -> Batch:
+    def of(chunks: Sequence[Chunk], device: torch.device = CPU, segments: Segments | None = None) -> Batch:
         """Lay chunks behind one another in the order given. Raises ValueError on an empty list."""
         if not chunks:
             raise ValueError("a batch needs at least one chunk")
@@ -63,8 +63,8 @@ class Batch:
             positions.extend(range(chunk.prefix, chunk.prefix + len(chunk.tokens)))
             table.extend(chunk.pages)
         return Batch(
-            tokens=torch.tensor(tokens, dtype=torch.int64),
-            positions=torch.tensor(positions, dtype=torch.int64),
+            tokens=torch.tensor(tokens, dtype=torch.int64).to(device, non_blocking=True),
+            positions=torch.tensor(positions, dtype=torch.int64).to(device, non_blocking=True),
             chunks=Chunks(
                 start=_bounds([len(chunk.tokens) for chunk in chunks]),
                 prefix=torch.tensor([chunk.prefix for chunk in chunks], dtype=torch.int64),
@@ -76,7 +76,7 @@ class Batch:
         )
 
     def last_rows(self) -> Tensor:
-        """The row of each chunk's last token, int64 [S]."""
+        """The row of each chunk's last token, int64 [S] on the host."""
         return self.chunks.start[1:] - 1
 
 

@@ -129,7 +129,7 @@ def fingerprint(weights: Mapping[str, Tensor]) -> str:
     """sha256 over names, dtypes, shapes and bytes, names ascending: equal only for weights equal in every bit."""
     digest = hashlib.sha256()
     for name in sorted(weights):
-        tensor = weights[name].detach().contiguous()
+        tensor = weights[name].detach().cpu().contiguous()
         digest.update(json.dumps([name, _name(tensor.dtype), list(tensor.shape)]).encode())
         digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
@@ -166,7 +166,8 @@ def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
     """One safetensors file, readable by whoever may read a new file here (the library makes it private)."""
     path.touch()
     mode = path.stat().st_mode
-    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, path, metadata={"format": "pt"})
+    on_host = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
+    save_file(on_host, path, metadata={"format": "pt"})
     path.chmod(mode)
 
 

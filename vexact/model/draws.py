@@ -5,11 +5,13 @@ Batch mates, order and threads cannot touch it, and nothing has to be stored to 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from vexact_kernels import CPU
 
 SMALLEST, LARGEST = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127  # normal float32 numbers
 
@@ -41,16 +43,18 @@ class Draws:
     position: Tensor
 
     @staticmethod
-    def at(addresses: Sequence[Address]) -> Draws:
-        return Draws(
-            torch.tensor([a.temperature for a in addresses], dtype=torch.float32),
-            _unsigned(a.seed for a in addresses),
-            _unsigned(a.request for a in addresses),
-            _unsigned(a.sample for a in addresses),
-            _unsigned(a.position for a in addresses),
-        )
+    def at(addresses: Sequence[Address], device: torch.device = CPU) -> Draws:
+        temperature = torch.tensor([a.temperature for a in addresses], dtype=torch.float32)
+        numbers = [
+            [_signed(a.seed) for a in addresses],
+            [_signed(a.request) for a in addresses],
+            [a.sample for a in addresses],
+            [a.position for a in addresses],
+        ]
+        columns = torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)  # together: one copy
+        return Draws(temperature.to(device, non_blocking=True), *columns.unbind())
 
 
-def _unsigned(values: Iterable[int]) -> Tensor:
-    wrapped = [value - (1 << 64) if value >> 63 else value for value in values]
-    return torch.tensor(wrapped, dtype=torch.int64)
+def _signed(bits: int) -> int:
+    """The signed number of the same 64 bits."""
+    return bits - (1 << 64) if bits >> 63 else bits

@@ -46,7 +46,7 @@ def segments_of(lengths: Sequence[int], lane_of: Sequence[int], following_lane: 
 
 
 def rows_in(segments: Segments, rows: Tensor) -> Segments:
-    """The same lanes counted over some rows (int64 [R], ascending) of the batch."""
+    """The same lanes counted over some rows (int64 [R], ascending, on the host) of the batch."""
     return Segments(torch.searchsorted(rows, segments.ends), segments.fold)
 
 
@@ -63,12 +63,8 @@ def part_of(segments: Segments, part: slice) -> Segments:
     return Segments(torch.tensor(ends, dtype=torch.int64), torch.tensor(fold, dtype=torch.uint8))
 
 
-def _float32(shape: tuple[int, ...]) -> Tensor:
-    return torch.empty(shape, dtype=torch.float32)
-
-
 class Gradients:
-    """The gradient of one step for every stack of a model, float32."""
+    """The gradient of one step for every stack of a model, float32, on the kernels' device."""
 
     def __init__(self, config: ModelConfig, kernels: Kernels) -> None:
         self.config, self.kernels = config, kernels
@@ -78,8 +74,10 @@ class Gradients:
         """The stream of a stack, made on first use. `embedding`: that of the lookup, apart from the head's."""
         key = EMBEDDING_STREAM if embedding else name
         if key not in self._streams:
-            touched = torch.empty(shape[0], dtype=torch.uint8) if embedding else None
-            self._streams[key] = Stream(_float32(shape), _float32(shape), touched=touched)
+            device = self.kernels.device
+            lane, total = (torch.empty(shape, dtype=torch.float32, device=device) for _ in range(2))
+            touched = torch.empty(shape[0], dtype=torch.uint8, device=device) if embedding else None
+            self._streams[key] = Stream(lane, total, touched=touched)
             self._clear(self._streams[key])
         return self._streams[key]
 

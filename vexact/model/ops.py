@@ -89,12 +89,16 @@ class Ops:
         return ids, logprob, finite
 
     def logprobs(self, hidden: Tensor, rows: Tensor, head: Matrix, ids: Tensor, temperature: Tensor) -> Logprobs:
-        """Log-probability of ids int64 [R] at rows int64 [R] (ascending) of hidden [N, D], temperature float32 [R]."""
+        """Log-probability of ids int64 [R] at rows int64 [R] of hidden [N, D], temperature float32 [R].
+
+        The rows, ascending, are part of the schedule and on the host.
+        """
+        at = rows.to(hidden.device, non_blocking=True)
         parts = [
-            self.kernels.logprob(self.logits(hidden[rows[part]], head), ids[part], temperature[part])
+            self.kernels.logprob(self.logits(hidden[at[part]], head), ids[part], temperature[part])
             for part in token_parts(rows.shape[0], head.packed.rows)
         ]
-        return gather_logprobs(parts)
+        return gather_logprobs(parts, hidden.device)
 
 
 def token_parts(rows: int, vocabulary: int) -> list[slice]:
@@ -103,10 +107,10 @@ def token_parts(rows: int, vocabulary: int) -> list[slice]:
     return [slice(first, min(first + step, rows)) for first in range(0, rows, step)]
 
 
-def gather_logprobs(parts: list[Any]) -> Logprobs:
-    """Join what `Kernels.logprob` gave for consecutive rows."""
+def gather_logprobs(parts: list[Any], device: torch.device) -> Logprobs:
+    """Join what `Kernels.logprob` gave on a device for consecutive rows."""
     if not parts:
-        nothing = torch.empty(0, dtype=torch.float32)
-        return Logprobs(nothing, nothing, torch.empty(0, dtype=torch.bool))
+        nothing = torch.empty(0, dtype=torch.float32, device=device)
+        return Logprobs(nothing, nothing, torch.empty(0, dtype=torch.bool, device=device))
     logprob, entropy, _, _, finite = (torch.cat(column) for column in zip(*parts, strict=True))
     return Logprobs(logprob, entropy, finite)

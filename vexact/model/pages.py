@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vexact.model.config import ModelConfig
-from vexact_kernels import PAGE
+from vexact_kernels import CPU, PAGE
 
 
 class OutOfPages(RuntimeError):
@@ -25,11 +25,18 @@ class Pages:
     layer writes a chunk's keys and values before it reads them, so layers may follow each other in the same memory.
     """
 
-    def __init__(self, config: ModelConfig, count: int, dtype: torch.dtype, layers: int | None = None) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        count: int,
+        dtype: torch.dtype,
+        device: torch.device = CPU,
+        layers: int | None = None,
+    ) -> None:
         self.layers = config.num_layers if layers is None else layers
         shape = (self.layers, count, config.num_kv_heads)
-        self._keys = torch.empty((*shape, config.head_dim, PAGE), dtype=dtype)
-        self._values = torch.empty((*shape, PAGE, config.head_dim), dtype=dtype)
+        self._keys = torch.empty((*shape, config.head_dim, PAGE), dtype=dtype, device=device)
+        self._values = torch.empty((*shape, PAGE, config.head_dim), dtype=dtype, device=device)
         self._owners = [0] * count
         self._free = list(range(count - 1, -1, -1))
 

@@ -81,17 +81,17 @@ def unstack(config: ModelConfig, stacked: Mapping[str, Tensor]) -> dict[str, Ten
 
 
 class Parameters:
-    """The parameters of one policy in its compute dtype, packed once."""
+    """The parameters of one policy in its compute dtype, packed once, on the kernels' device."""
 
     def __init__(
         self, config: ModelConfig, stacked: Mapping[str, Tensor], dtype: torch.dtype, kernels: Kernels
     ) -> None:
-        """stacked: every stack of `stacks(config)` in any storage dtype; rounded once to `dtype`."""
-        self.config, self.dtype = config, dtype
+        """stacked: every stack of `stacks(config)` in any storage dtype, wherever it lies; rounded once to `dtype`."""
+        self.config, self.dtype, self.device = config, dtype, kernels.device
         self._vectors: dict[str, Vector] = {}
         self._matrices: dict[str, Matrix] = {}
         for name in stacks(config):
-            tensor = kernels.cast(stacked[name], dtype)
+            tensor = kernels.cast(stacked[name].to(kernels.device), dtype)
             if tensor.ndim == 1:
                 self._vectors[name] = Vector(name, tensor)
             else:

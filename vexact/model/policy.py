@@ -19,7 +19,7 @@ from vexact.model.ops import Logprobs, Ops, gather_logprobs
 from vexact.model.pages import Pages, pages_for
 from vexact.model.parameters import Parameters, stack, stacks
 from vexact.model.recording import Recorded, Recording
-from vexact.model.tiny import tiny_config, tiny_weights
+from vexact.model.tiny import named_config, tiny_weights
 from vexact.model.transformer import Transformer
 from vexact_kernels import Kernels
 
@@ -55,12 +55,12 @@ class Policy:
 
     @staticmethod
     def load(model: str | Path, kernels: Kernels, dtype: torch.dtype | None = None) -> Policy:
-        """A Hugging Face folder, or `tiny`. dtype: compute dtype, by default that of the checkpoint.
+        """A Hugging Face folder, `tiny` or `tiny-modsum`. dtype: compute dtype, by default that of the checkpoint.
 
         Raises ConfigError or CheckpointError (both ValueError) naming file, key or tensor.
         """
-        if str(model) == "tiny":
-            config = tiny_config()
+        config = named_config(model)
+        if config is not None:
             weights = tiny_weights(config)
         else:
             config = ModelConfig.from_folder(Path(model))
@@ -88,17 +88,22 @@ class Policy:
         return self.transformer.parameters.dtype
 
     @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.ops.kernels.device
+
+    @property
     def digest(self) -> str:
         """Arithmetic digest: equal on every machine and instruction set that keeps the contract."""
         return arithmetic_digest(self.ops.kernels, self.dtype)
 
     def logprobs(self, sequences: Sequence[Scored], tokens_at_once: int = TOKENS_AT_ONCE) -> Logprobs:
-        """Log-probability, entropy and finiteness of every scored token, sequences behind one another."""
+        """On the device: log-probability, entropy, finiteness of every scored token, sequences behind one another."""
         parts = [
             self._forward(sequences[begin:end], self.ops, None)
             for begin, end in micro_batches(sequences, tokens_at_once)
         ]
-        return _joined(parts)
+        return _joined(parts, self.device)
 
     def gradient_passes(
         self, sequences: Sequence[Scored], gradients: Gradients, tokens_at_once: int = TOKENS_AT_ONCE
@@ -115,7 +120,7 @@ class Policy:
             following = lane_of[end] if end < len(sequences) else None
             recording = Recording(self.ops.kernels, gradients)
             result = self._forward(part, recording, (lane_of[begin:end], following))
-            anchor = torch.zeros((), dtype=torch.float32, requires_grad=True)
+            anchor = torch.zeros((), dtype=torch.float32, device=self.device, requires_grad=True)
             logprob, entropy = Recorded.apply(anchor, recording, result)
             rows = slice(row, row + result.logprob.shape[0])
             row = rows.stop
@@ -125,12 +130,13 @@ class Policy:
         self, sequences: Sequence[Scored], ops: Ops, lanes: tuple[Sequence[int], int | None] | None
     ) -> Logprobs:
         inputs = [sequence.tokens[:-1] if sequence.rows else sequence.tokens for sequence in sequences]
-        pages = Pages(self.config, sum(pages_for(len(tokens)) for tokens in inputs), self.dtype, layers=1)
+        count = sum(pages_for(len(tokens)) for tokens in inputs)
+        pages = Pages(self.config, count, self.dtype, self.device, layers=1)
         chunks = [Chunk(tokens, 0, pages.take(pages_for(len(tokens)))) for tokens in inputs]
         segments = None if lanes is None else segments_of([len(tokens) for tokens in inputs], *lanes)
-        batch = Batch.of(chunks, segments)
+        batch = Batch.of(chunks, self.device, segments)
+        rows, ids, temperature = _targets(sequences, batch.chunks.start.tolist(), self.device)
         hidden = self.transformer.forward(batch, pages, ops)
-        rows, ids, temperature = _targets(sequences, batch.chunks.start.tolist())
         return ops.logprobs(hidden, rows, self.transformer.head, ids, temperature)
 
 
@@ -157,7 +163,8 @@ def micro_batches(sequences: Sequence[Scored], tokens_at_once: int) -> list[tupl
     return [*cuts, (begin, len(sequences))] if sequences else []
 
 
-def _targets(sequences: Sequence[Scored], start: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+def _targets(sequences: Sequence[Scored], start: list[int], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """What is scored: rows on the host, ids and temperatures on the device."""
     rows: list[int] = []
     ids: list[int] = []
     temperature: list[float] = []
@@ -167,14 +174,14 @@ def _targets(sequences: Sequence[Scored], start: list[int]) -> tuple[Tensor, Ten
         temperature.extend([sequence.temperature] * sequence.rows)
     return (
         torch.tensor(rows, dtype=torch.int64),
-        torch.tensor(ids, dtype=torch.int64),
-        torch.tensor(temperature, dtype=torch.float32),
+        torch.tensor(ids, dtype=torch.int64).to(device, non_blocking=True),
+        torch.tensor(temperature, dtype=torch.float32).to(device, non_blocking=True),
     )
 
 
-def _joined(parts: Sequence[Logprobs]) -> Logprobs:
+def _joined(parts: Sequence[Logprobs], device: torch.device) -> Logprobs:
     if not parts:
-        return gather_logprobs([])
+        return gather_logprobs([], device)
     return Logprobs(
         torch.cat([part.logprob for part in parts]),
         torch.cat([part.entropy for part in parts]),

@@ -178,13 +178,14 @@ class Recording(Ops):
         raise RuntimeError("logits have no gradient of their own: use logprobs, which never holds them whole")
 
     def logprobs(self, hidden: Tensor, rows: Tensor, head: Matrix, ids: Tensor, temperature: Tensor) -> Logprobs:
-        kernels, kept = self.kernels, hidden[rows]
+        kernels, at = self.kernels, rows.to(hidden.device, non_blocking=True)
+        kept = hidden[at]
         parts = token_parts(rows.shape[0], head.packed.rows)
         saved = [
             kernels.logprob(kernels.matmul(kept[part], head.packed, logits=True), ids[part], temperature[part])
             for part in parts
         ]
-        result = gather_logprobs(saved)
+        result = gather_logprobs(saved, hidden.device)
 
         def back() -> None:
             d_logprob, d_entropy = self.tape.need(result.logprob), self.tape.take(result.entropy)
@@ -199,8 +200,8 @@ class Recording(Ops):
                 kernels.matmul_dw(d_logits, kept[part], part_of(segments, part), self._stream(head))
                 d_kept.append(kernels.matmul_dx(d_logits, head.packed))
             gathered = torch.cat(d_kept)
-            d_hidden = torch.zeros(hidden.shape, dtype=gathered.dtype)
-            d_hidden[rows] = gathered
+            d_hidden = torch.zeros(hidden.shape, dtype=gathered.dtype, device=hidden.device)
+            d_hidden[at] = gathered
             self.tape.give(hidden, d_hidden)
 
         self.tape.append(back)

@@ -18,9 +18,9 @@ class Rollout:
     """A finished sequence. `completion` and `logprobs` always have equal length.
 
     request, sample: the address of its draws; the pair is its id and orders the rollouts of a step. logprobs: float32
-    [len(completion)], natural log, of the distribution that was sampled (after temperature; temperature 0 is greedy and
-    records the log-probability at temperature 1). finish: `stop` (the last token is a stop id), `length`, or
-    `nonfinite` (the model gave a logit that is not finite where the next token would have been; never trained on).
+    [len(completion)] on the host, natural log, of the distribution that was sampled (after temperature; temperature 0
+    is greedy and records the log-probability at temperature 1). finish: `stop` (the last token is a stop id), `length`,
+    or `nonfinite` (the model gave a logit that is not finite where the next token would have been; never trained on).
     version and digest: the weights and the arithmetic that sampled it.
     """
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vexact.model.config import Llama3Scaling, RopeConfig
+from vexact_kernels import CPU
 
 Array = NDArray[np.float64]
 
@@ -90,13 +91,17 @@ def _horner(coefficients: tuple[float, ...], x: Array) -> Array:
 class RotaryTables:
     """Tables of one model that grow with the longest sequence met. A row never changes once it is there."""
 
-    def __init__(self, rope: RopeConfig, head_dim: int) -> None:
-        self._rope, self._head_dim = rope, head_dim
-        self._tables = tables(rope, head_dim, 0)
+    def __init__(self, rope: RopeConfig, head_dim: int, device: torch.device = CPU) -> None:
+        self._rope, self._head_dim, self._device = rope, head_dim, device
+        self._tables = self._made(0)
 
     def upto(self, positions: int) -> tuple[Tensor, Tensor]:
         """cos and sin float32 [at least `positions`, K/2]."""
         held = self._tables
         if positions > held[0].shape[0]:
-            held = self._tables = tables(self._rope, self._head_dim, max(256, 1 << (positions - 1).bit_length()))
+            held = self._tables = self._made(max(256, 1 << (positions - 1).bit_length()))
         return held
+
+    def _made(self, positions: int) -> tuple[Tensor, Tensor]:
+        cos, sin = tables(self._rope, self._head_dim, positions)
+        return cos.to(self._device), sin.to(self._device)

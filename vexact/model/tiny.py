@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from vexact.model.checkpoint import shapes
 from vexact.model.config import ARCHITECTURES, ModelConfig
-from vexact.model.tokenizer import BYTES_KEY, ByteTokenizer
+from vexact.model.tokenizer import BYTES_KEY, TINY, ByteTokenizer, load_tokenizer
 
 LOGIT_SPREAD = 4.5  # standard deviation of a logit: ±15 is met within a few thousand of them, and sampling stays varied
 BRANCH = 2.5  # size of what a layer adds: several times an embedding, or a tied head would repeat the last token
@@ -54,6 +55,18 @@ def tiny_config(family: str = "qwen3", **changes: Any) -> ModelConfig:
         **changes,
     }
     return ModelConfig.from_dict(raw, source="tiny")
+
+
+def named_config(path: str | Path) -> ModelConfig | None:
+    """The config of `tiny` or `tiny-modsum` (32 ids, of which modsum's tokenizer knows 31); None for a folder."""
+    name = str(path)
+    if name not in TINY:
+        return None
+    tokenizer = load_tokenizer(name)
+    if isinstance(tokenizer, ByteTokenizer):
+        return tiny_config()
+    special = {f"{kind}_token_id": getattr(tokenizer, kind) for kind in ("bos", "eos", "pad")}
+    return tiny_config(**{BYTES_KEY: TINY[name]}, **special, vocab_size=-(-tokenizer.size // 16) * 16)
 
 
 def tiny_weights(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:

@@ -58,7 +58,7 @@ class Transformer:
         self.layers = [Layer(i, parameters) for i in range(config.num_layers)]
         self.norm = parameters.vector(NORM)
         self.head = parameters.matrix(EMBEDDING if config.tie_word_embeddings else HEAD)
-        self.rotary = RotaryTables(config.rope, config.head_dim)
+        self.rotary = RotaryTables(config.rope, config.head_dim, parameters.device)
 
     def forward(self, batch: Batch, pages: Pages, ops: Ops) -> Tensor:
         """Hidden states [N, D] before the head, which `Ops.logits` and `Ops.logprobs` apply.

@@ -47,7 +47,7 @@ class Sampler:
         running: int = 64,
     ) -> None:
         self.policy = policy
-        self.pages = Pages(policy.config, pages or _default_pages(policy), policy.dtype)
+        self.pages = Pages(policy.config, pages or _default_pages(policy), policy.dtype, policy.device)
         self.scheduler = Scheduler(self.pages, tokens_per_step, chunk, running)
 
     def adopt(self, policy: Policy) -> None:
@@ -57,8 +57,9 @@ class Sampler:
         """
         if not self.scheduler.idle:
             raise RuntimeError("requests are unfinished: run them to their end before adopting other weights")
-        if policy.config != self.policy.config or policy.dtype != self.policy.dtype:
-            raise BadInput("the sampler's pages fit only policies of the same shape and dtype")
+        shape, dtype, device = policy.config, policy.dtype, policy.device
+        if (shape, dtype, device) != (self.policy.config, self.policy.dtype, self.policy.device):
+            raise BadInput("the sampler's pages fit only policies of the same shape and dtype on the same device")
         self.policy = policy
 
     def add(self, request: Request) -> None:
@@ -84,7 +85,7 @@ class Sampler:
         if not planned:
             return []
         policy = self.policy
-        batch = Batch.of([item.chunk for item in planned])
+        batch = Batch.of([item.chunk for item in planned], policy.device)
         hidden = policy.transformer.forward(batch, self.pages, policy.ops)
         for item in planned:
             self.scheduler.computed(item)
@@ -120,12 +121,12 @@ class Sampler:
         return drawn
 
     def _draw_part(self, hidden: Tensor, rows: list[int], sequences: list[Sequence]) -> Iterable[_Drawn]:
-        ops = self.policy.ops
+        ops, device = self.policy.ops, self.policy.device
         distinct, inverse = torch.unique(torch.tensor(rows), return_inverse=True)
-        logits = ops.logits(hidden[distinct], self.policy.transformer.head)
+        logits = ops.logits(hidden[distinct.to(device, non_blocking=True)], self.policy.transformer.head)
         if len(distinct) < len(rows):
-            logits = logits[inverse]
-        ids, logprobs, finite = ops.draw(logits, Draws.at([sequence.next_draw for sequence in sequences]))
+            logits = logits[inverse.to(device, non_blocking=True)]
+        ids, logprobs, finite = ops.draw(logits, Draws.at([sequence.next_draw for sequence in sequences], device))
         return map(_Drawn, sequences, ids.tolist(), logprobs.tolist(), finite.tolist())
 
     def _accept(self, drawn: _Drawn) -> list[Rollout]:

@@ -1,5 +1,10 @@
-"""Prompts and rewards."""
+"""Prompts and rewards.
 
-from vexact.tasks.task import Item, Task, TaskError, load_task
+A run loads its task and a Scoring for it; each step asks the task for items and the Scoring for the rewards of all
+completions together.
+"""
 
-__all__ = ["Item", "Task", "TaskError", "load_task"]
+from vexact.tasks.scoring import RewardError, Scores, Scoring
+from vexact.tasks.task import Answer, Item, Split, Task, TaskError, load_task
+
+__all__ = ["Answer", "Item", "RewardError", "Scores", "Scoring", "Split", "Task", "TaskError", "load_task"]

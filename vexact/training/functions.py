@@ -32,7 +32,9 @@ def mean(x: Tensor, kernels: Kernels) -> Tensor:
     """S divided by the number of elements → []; the gradient is dy / n for each. Raises ValueError on no elements."""
     if x.numel() == 0:
         raise ValueError("a mean needs at least one element")
-    return sum(x, kernels) / float(x.numel())
+    total = sum(x, kernels)
+    # Not by a Python number: on a GPU torch would multiply by its reciprocal, which rounds twice.
+    return total / torch.full_like(total, float(x.numel()))
 
 
 class _Exp(torch.autograd.Function):

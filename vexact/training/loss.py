@@ -1,81 +1,119 @@
-"""The clipped surrogate of PPO and GRPO, one token at a time.
+"""The loss of single tokens: policy loss, plus KL to the reference policy, minus the entropy bonus.
 
-For a token with log-ratio Δ = log π − log μ of the current policy π and the behaviour policy μ that sampled it, ratio
-r = exp(Δ), advantage A and divisor n:
+    l = (policy loss of `surrogate.py` with w = A·v/n) + β·k·ρ/n − η·H/n
 
-    loss = −min(r·A, clip(r, 1 − clip_low, 1 + clip_high)·A) / n       (PPO, arXiv 1707.06347, eq. 7)
+v: the remedy's weight; n: the divisor of `aggregation.py`; β, k: coefficient and estimate of `kl.py`, ρ its importance
+weight; η, H: coefficient and entropy in nats of the tempered distribution. An update's loss is the sum over its tokens.
 
-The step's loss is the sum over its tokens. n comes from the whole step before any gradient is taken, so neither loss
-nor gradient of a token knows its micro-batch. Everything is elementwise and exp is the kernels' own; what is clipped is
-selected away before arithmetic and not multiplied by 0. Run it, and its backward, inside `keeping_subnormals`.
+Everything is elementwise, so neither loss nor gradient of a token knows its micro-batch; the log-ratio of a whole
+sequence is one sum in the kernels' order over its own tokens. What a mask leaves out is replaced by 0 before anything
+is computed from it, and gives exactly 0 in loss and gradient. Run it, and its backward, inside `keeping_subnormals`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from vexact.recipe import LossSection
-from vexact.training import functions
+from vexact.training.kl import kl_term
 from vexact.training.subnormals import ALONE
+from vexact.training.surrogate import SURROGATES, Terms
 from vexact_kernels import Kernels
 
 
 @dataclass(frozen=True)
+class Tokens:
+    """What the loss of tokens is made of: float32 [n] each, whole sequences behind one another.
+
+    current: logprobs under the current policy, with gradient; entropy: likewise, needed with an entropy bonus. anchor:
+    logprobs under π_old. divisor: of the aggregation. reference: logprobs under the reference policy, needed with a KL
+    in the loss. sequence_log_ratio: `sequence_log_ratios`, needed by GSPO. weight: of a remedy, by default 1. mask:
+    bool, which tokens are trained, by default all.
+    """
+
+    current: Tensor
+    anchor: Tensor
+    advantage: Tensor
+    divisor: Tensor
+    entropy: Tensor | None = None
+    reference: Tensor | None = None
+    sequence_log_ratio: Tensor | None = None
+    weight: Tensor | None = None
+    mask: Tensor | None = None
+
+    def split(self, size: int) -> Iterator[Tokens]:
+        """Parts of at most that many tokens."""
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        parts = {name: column.split(size) for name, column in columns.items() if column is not None}
+        for index in range(len(parts["current"])):
+            yield Tokens(**{name: part[index] for name, part in parts.items()})
+
+    def masked(self) -> Tokens:
+        """The same with harmless values where the mask leaves out; their gradient is exactly 0."""
+        if self.mask is None:
+            return self
+        columns = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "mask"}
+        neutral = {"divisor": 1.0}
+        kept = {
+            name: torch.where(self.mask, column, neutral.get(name, 0.0))
+            for name, column in columns.items()
+            if column is not None
+        }
+        return Tokens(**kept)
+
+
+@dataclass(frozen=True)
 class TokenLosses:
-    """Of one token each: loss (float32, with gradient), ratio (float32, without), clipped (bool)."""
+    """Of one token each: loss (float32, with gradient); without: the ratio that may be clipped, whether it was (bool),
+    and the estimate of KL to the reference policy (0 without one)."""
 
     loss: Tensor
     ratio: Tensor
     clipped: Tensor
+    kl: Tensor
 
 
-def divisors(lengths: Sequence[int], loss: LossSection) -> Tensor:
-    """What each token's loss is divided by: float32 [sum of lengths], rollouts behind one another.
+def token_losses(tokens: Tokens, loss: LossSection, kernels: Kernels) -> TokenLosses:
+    """Losses of tokens, [n] each. Needs at least one token."""
+    parts = [_losses(part.masked(), loss, kernels) for part in tokens.split(ALONE)]
+    columns = (torch.cat([getattr(part, field.name) for part in parts]) for field in fields(TokenLosses))
+    return TokenLosses(*columns)
 
-    `token_mean`: all tokens of the step count alike; `sequence_mean`: all rollouts count alike (mean over rollouts of
-    the mean over their tokens); `fixed`: a constant, `fixed_length` times the number of rollouts (Dr. GRPO).
+
+def _losses(tokens: Tokens, loss: LossSection, kernels: Kernels) -> TokenLosses:
+    weight = tokens.advantage if tokens.weight is None else tokens.advantage * tokens.weight
+    terms = Terms(tokens.current, tokens.anchor, tokens.advantage, weight / tokens.divisor, tokens.sequence_log_ratio)
+    policy = SURROGATES[loss.name](terms, loss, kernels)
+    total, kl = policy.loss, torch.zeros_like(policy.ratio)
+    if tokens.reference is not None:
+        estimate = kl_term(tokens.current, tokens.reference, loss.kl, kernels)
+        scale = torch.full_like(tokens.divisor, loss.kl.coef) / tokens.divisor
+        if loss.kl.importance:
+            scale = scale * kernels.exp(tokens.current.detach() - tokens.anchor)
+        total, kl = total + estimate * scale, estimate.detach()
+    if loss.entropy_coef and tokens.entropy is not None:
+        total = total - tokens.entropy * (torch.full_like(tokens.divisor, loss.entropy_coef) / tokens.divisor)
+    return TokenLosses(total, policy.ratio, policy.clipped, kl)
+
+
+def sequence_log_ratios(
+    current: Tensor, anchor: Tensor, cuts: Sequence[slice], mask: Tensor | None, kernels: Kernels
+) -> Tensor:
+    """Of each token its sequence's mean over trained tokens of log π − log π_old: float32 [n], without gradient.
+
+    cuts: the rows of each sequence, in order and without gaps. One sum S a sequence, divided by the number of its
+    trained tokens: a sequence is never cut over micro-batches, so the mean does not know them.
     """
-    lengths_ = torch.tensor(lengths, dtype=torch.int64)
-    each = {
-        "token_mean": torch.full_like(lengths_, int(lengths_.sum())),
-        "sequence_mean": lengths_ * len(lengths),
-        "fixed": torch.full_like(lengths_, loss.fixed_length * len(lengths)),
-    }[loss.aggregation]
-    return each.to(torch.float32).repeat_interleave(lengths_)
-
-
-def clipped_surrogate(
-    current: Tensor, behaviour: Tensor, advantage: Tensor, divisor: Tensor, loss: LossSection, kernels: Kernels
-) -> TokenLosses:
-    """Losses of tokens, from float32 [n] each: logprobs under the current and the behaviour policy, advantages,
-    divisors.
-
-    With w = A/n the loss is −(w·r) where the ratio is not clipped and −(w·bound) where it is; its gradient with respect
-    to `current` is −w·r and 0. That equals the formula above: for A > 0 only the upper bound can bind, for A < 0 only
-    the lower one, and A = 0 gives 0.
-    """
-    columns = (x.split(ALONE) for x in (current, behaviour, advantage, divisor))
-    parts = [_surrogate(c, b, a, d, loss, kernels) for c, b, a, d in zip(*columns, strict=True)]
-    return TokenLosses(
-        torch.cat([part.loss for part in parts]),
-        torch.cat([part.ratio for part in parts]),
-        torch.cat([part.clipped for part in parts]),
-    )
-
-
-def _surrogate(
-    current: Tensor, behaviour: Tensor, advantage: Tensor, divisor: Tensor, loss: LossSection, kernels: Kernels
-) -> TokenLosses:
-    ratio = kernels.exp(current.detach() - behaviour)
-    low, high = 1.0 - loss.clip_low, 1.0 + loss.clip_high
-    over, under = (advantage > 0) & (ratio > high), (advantage < 0) & (ratio < low)
-    clipped = over | under
-    dead = clipped | (advantage == 0)
-    live = functions.exp(torch.where(dead, 0.0, current - behaviour), kernels)
-    bound = torch.where(over, high, low)
-    weight = advantage / divisor
-    return TokenLosses(-(torch.where(dead, bound, live) * weight), ratio, clipped)
+    difference = current.detach() - anchor
+    if mask is not None:
+        difference = torch.where(mask, difference, 0.0)
+    means = []
+    for cut in cuts:
+        total = kernels.sum(difference[cut])
+        count = torch.full_like(total, float(cut.stop - cut.start)) if mask is None else mask[cut].sum().to(total.dtype)
+        means.append((total / count).expand(cut.stop - cut.start))
+    return torch.cat(means)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vexact.training.functions import mean
+from vexact.training.remedy import Ratios, Weighted
 from vexact_kernels import Kernels
 
 
@@ -16,21 +19,32 @@ from vexact_kernels import Kernels
 class StepMetrics:
     """One step of the trainer. Log-ratios are current − behaviour, in nats; entropies of the tempered distribution.
 
-    version: of the policy behind the step. skipped: why the weights did not move (`nothing to train`, `gradient is not
-    finite`), empty where they did. aggregation: what `loss` is the mean over. mismatch_*: tokens whose
-    recomputed log-probability differs from the recorded one in any bit, and the largest difference. Values of a step
-    without tokens are 0, its ratios 1.
+    version: of the policy behind the step. skipped: why weights did not move (`nothing to train`, `discarded by the
+    remedy`, `gradient is not finite`; of several updates how many it befell), empty where all of them moved. objective,
+    aggregation: what `loss` is made of, and the mean over. updates: that moved the weights. tokens: of the rollouts
+    given and not dropped, rejected ones among them. mismatch_*: how many of them were compared (where a step has
+    several updates and π_old is not scored, those of the first), how many have a recomputed log-probability that
+    differs from the recorded one in any bit, and the largest difference, at the weights that the step began with.
+
+    loss, grad_norm: mean over updates. ratio_*, clip_fraction, k3, entropy, kl: over all updates' tokens; ratio: the
+    one that the objective clips, to the anchor; kl: the estimate of KL to the reference policy, 0 without one.
+    clip_factor: the smallest. remedy_weight_*, remedy_ratio_max (before any cap): at the start of the step;
+    remedy_rejected_*: sequences, and tokens, that were not trained because of it, summed over updates. Values of a step
+    without tokens are 0, its ratios and weights 1.
     """
 
     version: int
     skipped: str
+    objective: str
     aggregation: str
     rollouts: int
     dropped_empty: int
     dropped_nonfinite: int
+    updates: int
     tokens: int
     nonfinite_tokens: int
     loss: float
+    mismatch_compared: int
     mismatch_tokens: int
     mismatch_max: float
     ratio_min: float
@@ -38,42 +52,23 @@ class StepMetrics:
     clip_fraction: float
     k3: float
     entropy: float
+    kl: float
     grad_norm: float
     clip_factor: float
-
-
-class TokenRecord:
-    """Per-token values of a step, filled in micro-batches and measured whole, so that no cut shows in a metric."""
-
-    def __init__(self, behaviour: Tensor) -> None:
-        """behaviour: float32 [tokens], the log-probabilities that sampling left."""
-        self.behaviour = behaviour
-        self.current, self.entropy, self.loss, self.ratio = (torch.empty_like(behaviour) for _ in range(4))
-        self.clipped, self.finite = (torch.empty(len(behaviour), dtype=torch.bool) for _ in range(2))
-
-    def measure(self, kernels: Kernels) -> dict[str, Any]:
-        """The fields of StepMetrics that are sums or extremes over tokens. Needs at least one token."""
-        count = len(self.behaviour)
-        difference = self.current - self.behaviour
-        differs = self.current.view(torch.int32) != self.behaviour.view(torch.int32)
-        return {
-            "tokens": count,
-            "nonfinite_tokens": int((~self.finite).sum()),
-            "loss": float(kernels.sum(self.loss)),
-            "mismatch_tokens": int(differs.sum()),
-            "mismatch_max": float(difference.abs().max()),
-            "ratio_min": float(self.ratio.min()),
-            "ratio_max": float(self.ratio.max()),
-            "clip_fraction": int(self.clipped.sum()) / count,
-            "k3": float(mean((self.ratio - 1.0) - difference, kernels)),
-            "entropy": float(mean(self.entropy, kernels)),
-        }
+    remedy_weight_min: float
+    remedy_weight_mean: float
+    remedy_weight_max: float
+    remedy_ratio_max: float
+    remedy_rejected_sequences: int
+    remedy_rejected_tokens: int
 
 
 NO_TOKENS: dict[str, Any] = {
+    "updates": 0,
     "tokens": 0,
     "nonfinite_tokens": 0,
     "loss": 0.0,
+    "mismatch_compared": 0,
     "mismatch_tokens": 0,
     "mismatch_max": 0.0,
     "ratio_min": 1.0,
@@ -81,6 +76,105 @@ NO_TOKENS: dict[str, Any] = {
     "clip_fraction": 0.0,
     "k3": 0.0,
     "entropy": 0.0,
+    "kl": 0.0,
     "grad_norm": 0.0,
     "clip_factor": 1.0,
+    "remedy_weight_min": 1.0,
+    "remedy_weight_mean": 1.0,
+    "remedy_weight_max": 1.0,
+    "remedy_ratio_max": 1.0,
+    "remedy_rejected_sequences": 0,
+    "remedy_rejected_tokens": 0,
 }
+
+
+class TokenRecord:
+    """Per-token values of an update, filled in micro-batches and measured whole, so that no cut shows in a metric."""
+
+    def __init__(self, behaviour: Tensor) -> None:
+        """behaviour: float32 [tokens], the log-probabilities that sampling left."""
+        self.behaviour = behaviour
+        self.current, self.entropy, self.loss, self.ratio, self.kl = (torch.empty_like(behaviour) for _ in range(5))
+        self.clipped, self.finite = (torch.empty_like(behaviour, dtype=torch.bool) for _ in range(2))
+
+
+@dataclass(frozen=True)
+class UpdateRecord:
+    """One update. tokens: None where nothing was trained. moved: whether the weights did."""
+
+    tokens: TokenRecord | None
+    rejected_sequences: int = 0
+    rejected_tokens: int = 0
+    moved: bool = False
+    grad_norm: float = 0.0
+    clip_factor: float = 1.0
+
+
+def measure_updates(updates: Sequence[UpdateRecord], kernels: Kernels) -> dict[str, Any]:
+    """The fields of StepMetrics that are sums, means or extremes over updates and their tokens."""
+    rejected = {
+        "remedy_rejected_sequences": sum(update.rejected_sequences for update in updates),
+        "remedy_rejected_tokens": sum(update.rejected_tokens for update in updates),
+    }
+    trained = [(update, update.tokens) for update in updates if update.tokens is not None]
+    if not trained:
+        return rejected
+    losses = [float(kernels.sum(tokens.loss)) for _, tokens in trained]
+    return {
+        "updates": sum(update.moved for update in updates),
+        "loss": average(losses),
+        "grad_norm": average([update.grad_norm for update, _ in trained]),
+        "clip_factor": min(update.clip_factor for update, _ in trained),
+        **_over_tokens([tokens for _, tokens in trained], kernels),
+        **rejected,
+    }
+
+
+def _over_tokens(records: Sequence[TokenRecord], kernels: Kernels) -> dict[str, Any]:
+    def column(name: str) -> Tensor:
+        return torch.cat([getattr(record, name) for record in records])
+
+    ratio, clipped = column("ratio"), column("clipped")
+    difference = column("current") - column("behaviour")
+    return {
+        "nonfinite_tokens": int((~column("finite")).sum()),
+        "ratio_min": float(ratio.min()),
+        "ratio_max": float(ratio.max()),
+        "clip_fraction": int(clipped.sum()) / len(clipped),
+        "k3": float(mean((kernels.exp(difference) - 1.0) - difference, kernels)),
+        "entropy": float(mean(column("entropy"), kernels)),
+        "kl": float(mean(column("kl"), kernels)),
+    }
+
+
+def measure_mismatch(scored: Tensor, recorded: Tensor) -> dict[str, Any]:
+    """Log-probabilities float32 [tokens] as the trainer scored them at the weights it began with, and as recorded."""
+    differs = scored.view(torch.int32) != recorded.view(torch.int32)
+    return {
+        "mismatch_compared": len(scored),
+        "mismatch_tokens": int(differs.sum()),
+        "mismatch_max": float((scored - recorded).abs().max()),
+    }
+
+
+def measure_remedy(ratios: Ratios, found: Weighted) -> dict[str, float]:
+    """Of a batch's tokens, what a remedy answered. Weights: of kept tokens, 1 where none is kept."""
+    kept = int(found.kept.sum())
+    largest = {"remedy_ratio_max": float(ratios.token(ratios.correction).max())}
+    if not kept:
+        return largest
+    weights, kernels = found.weights, ratios.kernels
+    total = kernels.sum(torch.where(found.kept, weights, 0.0))
+    return {
+        "remedy_weight_min": float(torch.where(found.kept, weights, math.inf).min()),
+        "remedy_weight_mean": float(total / torch.full_like(total, float(kept))),
+        "remedy_weight_max": float(torch.where(found.kept, weights, -math.inf).max()),
+        **largest,
+    }
+
+
+def average(values: Sequence[float]) -> float:
+    """In float64. A value that is not finite makes the mean not finite, whatever the others are."""
+    if all(math.isfinite(value) for value in values):
+        return math.fsum(values) / len(values)
+    return values[0] if len(values) == 1 else math.nan

@@ -21,8 +21,8 @@ class AdamW:
 
     def __init__(self, masters: Mapping[str, Tensor], section: OptimizerSection, kernels: Kernels) -> None:
         for name, master in masters.items():
-            if master.dtype != torch.float32 or not master.is_contiguous():
-                raise ValueError(f"master of {name} must be float32 and contiguous")
+            if master.dtype != torch.float32 or not master.is_contiguous() or master.device != kernels.device:
+                raise ValueError(f"master of {name} must be float32 and contiguous, on {kernels.device}")
         self.masters, self.section, self.kernels = masters, section, kernels
         self.first = {name: torch.zeros_like(master) for name, master in masters.items()}
         self.second = {name: torch.zeros_like(master) for name, master in masters.items()}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import isfinite
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,13 +14,27 @@ from vexact.errors import BadInput
 from vexact.model.checkpoint import fingerprint
 from vexact.model.config import ModelConfig
 from vexact.model.gradients import Gradients
+from vexact.model.ops import Logprobs
 from vexact.model.parameters import stack, stacks, unstack
-from vexact.model.policy import Policy, Scored
+from vexact.model.policy import Policy
 from vexact.model.rollout import Rollout
 from vexact.recipe import LossSection, OptimizerSection
-from vexact.training.loss import clipped_surrogate, divisors
-from vexact.training.metrics import NO_TOKENS, StepMetrics, TokenRecord
+from vexact.training.advantage import Advantages, advantages_of
+from vexact.training.aggregation import divisors
+from vexact.training.batch import TrainingBatch
+from vexact.training.loss import TokenLosses, Tokens, sequence_log_ratios, token_losses
+from vexact.training.metrics import (
+    NO_TOKENS,
+    StepMetrics,
+    TokenRecord,
+    UpdateRecord,
+    measure_mismatch,
+    measure_remedy,
+    measure_updates,
+)
 from vexact.training.optimizer import AdamW, clip_factor, gradient_norm
+from vexact.training.remedy import Ratios, Remedy, remedy_of
+from vexact.training.reward import kl_penalties, shaped_rewards
 from vexact.training.subnormals import keeping_subnormals
 from vexact_kernels import Kernels
 
@@ -41,21 +55,13 @@ def policy_of(
     return Policy.build(config, masters.__getitem__, kernels, dtype, version)
 
 
-@dataclass(frozen=True)
-class _Step:
-    """The rollouts of a step in order of their ids, and what their tokens need: float32 [tokens] each."""
-
-    sequences: list[Scored]
-    behaviour: Tensor
-    advantage: Tensor
-    divisor: Tensor
-
-
 class Trainer:
     """Trains `policy`, which is replaced by its next version at the end of each step that moved the weights.
 
-    masters: every stack in float32, updated in place; the policy is theirs, rounded once to its dtype. max_lag: how
-    many versions older than the policy a rollout may be.
+    masters: every stack in float32 on the policy's device, updated in place; the policy is theirs, rounded once to its
+    dtype. max_lag: how many versions older than the policy a rollout may be. reference: what KL is measured from where
+    the loss has one, by default the policy as it is given here: a resumed run hands in the one that it began with.
+    remedy: by default the one that the loss section names.
     """
 
     def __init__(
@@ -65,10 +71,16 @@ class Trainer:
         loss: LossSection | None = None,
         optimizer: OptimizerSection | None = None,
         max_lag: int = 0,
+        reference: Policy | None = None,
+        remedy: Remedy | None = None,
     ) -> None:
         self.policy = policy
         self.kernels = policy.ops.kernels
         self.loss, self.section, self.max_lag = loss or LossSection(), optimizer or OptimizerSection(), max_lag
+        self.reference = (reference or policy) if self.loss.kl.coef else None
+        self.remedy = remedy or remedy_of(self.loss.remedy)
+        if self.remedy is not None and self.remedy.centre:
+            raise ValueError("this trainer cannot centre scores, which the remedy asks for")
         self.optimizer = AdamW(masters, self.section, self.kernels)
         self.gradients = Gradients(policy.config, self.kernels)
 
@@ -80,59 +92,79 @@ class Trainer:
         dtype: torch.dtype,
         loss: LossSection | None = None,
         optimizer: OptimizerSection | None = None,
+        **options: Any,
     ) -> Trainer:
-        """From a checkpoint's tensors by Hugging Face name, widened exactly to masters. dtype: that of the policy."""
+        """From a checkpoint's tensors by Hugging Face name, widened exactly to masters. dtype: that of the policy.
+
+        options: `max_lag`, `reference`, `remedy`.
+        """
         masters = {
-            name: stack(config, weights, name).to(torch.float32, copy=True).contiguous() for name in stacks(config)
+            name: stack(config, weights, name).to(kernels.device, torch.float32, copy=True).contiguous()
+            for name in stacks(config)
         }
-        return Trainer(policy_of(config, masters, kernels, dtype), masters, loss, optimizer)
+        return Trainer(policy_of(config, masters, kernels, dtype), masters, loss, optimizer, **options)
+
+    @keeping_subnormals()
+    def advantages(
+        self, rollouts: Sequence[Rollout], rewards: Sequence[float], max_tokens: int | None = None
+    ) -> Advantages:
+        """What `step` wants to know of rollouts, from the rewards of their task and as the loss section names it.
+
+        max_tokens: of a completion, needed with an overlong buffer. Groups are rollouts of one request. Raises
+        ValueError where a reward is not finite.
+        """
+        penalties = [0.0] * len(rollouts)
+        if self.reference is not None and self.loss.kl.place == "reward":
+            penalties = kl_penalties(rollouts, self.policy, self.reference, self.loss, self.section.tokens_at_once)
+        shaped = shaped_rewards(rollouts, rewards, penalties, self.loss, max_tokens)
+        lengths = [0 if rollout.finish == "nonfinite" else len(rollout.completion) for rollout in rollouts]
+        return advantages_of(self.loss.advantage, shaped, [rollout.request for rollout in rollouts], lengths)
 
     @keeping_subnormals()
     def step(self, rollouts: Sequence[Rollout], advantages: Tensor) -> StepMetrics:
-        """One update on rollouts in any order, with the advantage of each (float32 [rollouts]).
+        """Train on rollouts in any order, with the advantage of each (float32 [rollouts], on the host): `epochs` passes
+        of `mini_batches` updates each, over consecutive rollouts in order of their ids.
 
         Rollouts without a token and those that ended `nonfinite` are dropped and counted. Where nothing is left, or the
-        gradient is not finite, weights and version stay as they are. Raises TrainingError on rollouts of another
-        arithmetic or version, two of one id, or numbers that are not finite.
+        gradient is not finite, weights and version stay as they are; an update whose gradient is not finite, or all of
+        whose rollouts the remedy rejects, is left out. A step is one version, however many updates it has. Raises
+        TrainingError on rollouts of another arithmetic or version, two of one id, or numbers that are not finite.
         """
         if advantages.shape != (len(rollouts),):
             raise TrainingError(f"{len(rollouts)} rollouts need as many advantages, not {list(advantages.shape)}")
         whole = [pair for pair in zip(rollouts, advantages, strict=True) if pair[0].finish != "nonfinite"]
         kept = [pair for pair in whole if pair[0].completion]
-        dropped = {"dropped_empty": len(whole) - len(kept), "dropped_nonfinite": len(rollouts) - len(whole)}
+        counts = {
+            "rollouts": len(kept),
+            "dropped_empty": len(whole) - len(kept),
+            "dropped_nonfinite": len(rollouts) - len(whole),
+        }
         if not kept:
-            return self._metrics("nothing to train", 0, dropped, NO_TOKENS)
-        record = self._backward(self._prepare(kept))
-        gradients = self.gradients.totals()
-        norm = gradient_norm(unstack(self.policy.config, gradients), self.kernels)
-        clip = clip_factor(norm, self.section.max_grad_norm)
-        if isfinite(norm):
-            self.optimizer.step(gradients, clip)
-            policy = self.policy
-            self.policy = policy_of(
-                policy.config, self.optimizer.masters, self.kernels, policy.dtype, policy.version + 1
-            )
-        skipped = "" if isfinite(norm) else "gradient is not finite"
-        measured = {**record.measure(self.kernels), "grad_norm": norm, "clip_factor": clip}
-        return self._metrics(skipped, len(kept), dropped, measured)
+            return self._metrics("nothing to train", counts, {})
+        batch = self._scored(self._prepare(kept))
+        batch, of_remedy = self._weighed(batch)
+        measured = {**of_remedy, "tokens": len(batch.behaviour)}
+        if self.remedy is not None and self.remedy.before_update(of_remedy) == "discard":
+            return self._metrics("discarded by the remedy", counts, {**measured, **self._mismatch(batch, [])})
+        updates = self._updates(batch)
+        measured = {**measured, **self._mismatch(batch, updates), **measure_updates(updates, self.kernels)}
+        return self._metrics(_skipped(updates), counts, measured)
 
     def fingerprint(self) -> str:
         """sha256 over the policy's weights, in the dtype they compute in."""
         return fingerprint(weights_of(self.policy))
 
-    def _prepare(self, kept: Sequence[tuple[Rollout, Tensor]]) -> _Step:
+    def _prepare(self, kept: Sequence[tuple[Rollout, Tensor]]) -> TrainingBatch:
         pairs = sorted(kept, key=lambda pair: pair[0].id)
         for (rollout, advantage), (following, _) in zip(pairs, [*pairs[1:], (None, None)], strict=True):
             self._check(rollout, advantage)
             if following is not None and following.id == rollout.id:
                 raise TrainingError(f"rollout {rollout.id}: given twice")
         lengths = [len(rollout.completion) for rollout, _ in pairs]
-        return _Step(
-            sequences=[rollout.scored for rollout, _ in pairs],
-            behaviour=torch.cat([rollout.logprobs for rollout, _ in pairs]),
-            advantage=torch.stack([advantage for _, advantage in pairs]).repeat_interleave(torch.tensor(lengths)),
-            divisor=divisors(lengths, self.loss),
-        )
+        behaviour = torch.cat([rollout.logprobs for rollout, _ in pairs])
+        advantage = torch.stack([advantage for _, advantage in pairs]).repeat_interleave(torch.tensor(lengths))
+        columns = (column.to(self.kernels.device) for column in (behaviour, advantage))
+        return TrainingBatch([rollout.scored for rollout, _ in pairs], *columns)
 
     def _check(self, rollout: Rollout, advantage: Tensor) -> None:
         policy, where = self.policy, f"rollout {rollout.id}"
@@ -150,21 +182,117 @@ class Trainer:
         if not advantage.isfinite():
             raise TrainingError(f"{where}: advantage is {advantage.item()}, must be finite")
 
-    def _backward(self, step: _Step) -> TokenRecord:
-        """Gradients of the step's loss into `self.gradients`, micro-batch by micro-batch."""
+    def _scored(self, batch: TrainingBatch) -> TrainingBatch:
+        """With the log-probabilities that are needed beside those of the gradient passes.
+
+        A single update begins at π_old: what its own forward gives is π_old in every bit.
+        """
+        several = self.loss.epochs * self.loss.mini_batches > 1
+        wanted = self.remedy is not None or (several and self.loss.anchor == "recomputation")
+        old = self._logprobs(self.policy, batch) if wanted else None
+        in_loss = self.reference is not None and self.loss.kl.place == "loss"
+        reference = self._logprobs(self.reference, batch) if self.reference is not None and in_loss else None
+        return replace(batch, old=old, reference=reference)
+
+    def _logprobs(self, policy: Policy, batch: TrainingBatch) -> Tensor:
+        return policy.logprobs(batch.sequences, self.section.tokens_at_once).logprob
+
+    def _weighed(self, batch: TrainingBatch, current: Tensor | None = None) -> tuple[TrainingBatch, dict[str, float]]:
+        """With the remedy's weights and mask, and what it measured. current: logprobs, by default those of π_old."""
+        if self.remedy is None or batch.old is None:
+            return batch, {}
+        correction = batch.old - batch.behaviour
+        now = correction if current is None else current - batch.behaviour
+        ratios = Ratios(correction, now, batch.cuts, self.kernels)
+        found = self.remedy.weights(ratios, torch.ones_like(now, dtype=torch.bool), batch.advantage)
+        return replace(batch, weight=found.weights, mask=found.kept), measure_remedy(ratios, found)
+
+    def _updates(self, batch: TrainingBatch) -> list[UpdateRecord]:
+        version = self.policy.version + 1
+        parts = batch.mini_batches(self.loss.mini_batches)
+        updates: list[UpdateRecord] = []
+        for _ in range(self.loss.epochs):
+            for part in parts:
+                if self.remedy is not None and self.remedy.every_update and updates:
+                    part, _ = self._weighed(part, self._logprobs(self.policy, part))
+                updates.append(self._update(part, version))
+        return updates
+
+    def _update(self, batch: TrainingBatch, version: int) -> UpdateRecord:
+        """One optimizer update on what the remedy kept, to a policy of that version."""
+        counts = batch.counts
+        chosen = [index for index, count in enumerate(counts) if count]
+        rejected = (len(counts) - len(chosen), sum(batch.lengths) - sum(counts))
+        if not chosen:
+            return UpdateRecord(None, *rejected)
+        record = self._backward(batch.take(chosen), [counts[index] for index in chosen])
+        gradients = self.gradients.totals()
+        norm = gradient_norm(unstack(self.policy.config, gradients), self.kernels)
+        clip = clip_factor(norm, self.section.max_grad_norm)
+        moved = math.isfinite(norm)
+        if moved:
+            self.optimizer.step(gradients, clip)
+            policy = self.policy
+            self.policy = policy_of(policy.config, self.optimizer.masters, self.kernels, policy.dtype, version)
+        return UpdateRecord(record, *rejected, moved, norm, clip)
+
+    def _backward(self, batch: TrainingBatch, counts: Sequence[int]) -> TokenRecord:
+        """Gradients of the update's loss into `self.gradients`, micro-batch by micro-batch."""
         self.gradients.clear()
-        record = TokenRecord(step.behaviour)
-        for rows, result in self.policy.gradient_passes(step.sequences, self.gradients, self.section.tokens_at_once):
-            behaviour, advantage, divisor = step.behaviour[rows], step.advantage[rows], step.divisor[rows]
-            tokens = clipped_surrogate(result.logprob, behaviour, advantage, divisor, self.loss, self.kernels)
+        record = TokenRecord(batch.behaviour)
+        divisor = divisors(counts, batch.lengths, self.loss).to(self.kernels.device)
+        for rows, result in self.policy.gradient_passes(batch.sequences, self.gradients, self.section.tokens_at_once):
+            tokens = self._losses(batch, divisor, rows, result)
             # The loss is the sum over tokens, so the gradient of each token's loss is 1: nothing is summed here.
             tokens.loss.backward(torch.ones_like(tokens.loss))
             record.current[rows], record.entropy[rows] = result.logprob.detach(), result.entropy.detach()
-            record.loss[rows], record.ratio[rows] = tokens.loss.detach(), tokens.ratio
+            record.loss[rows], record.ratio[rows], record.kl[rows] = tokens.loss.detach(), tokens.ratio, tokens.kl
             record.clipped[rows], record.finite[rows] = tokens.clipped, result.finite
         return record
 
-    def _metrics(
-        self, skipped: str, rollouts: int, dropped: Mapping[str, int], measured: Mapping[str, Any]
-    ) -> StepMetrics:
-        return StepMetrics(self.policy.version, skipped, self.loss.aggregation, rollouts, **dropped, **measured)
+    def _losses(self, batch: TrainingBatch, divisor: Tensor, rows: slice, result: Logprobs) -> TokenLosses:
+        """Of one micro-batch."""
+
+        def part(column: Tensor | None) -> Tensor | None:
+            return None if column is None else column[rows]
+
+        current, mask = result.logprob, part(batch.mask)
+        anchor = batch.behaviour[rows] if self.loss.anchor == "bypass" else part(batch.old)
+        if anchor is None:
+            anchor = current.detach()
+        sequence = None
+        if self.loss.name == "gspo":
+            sequence = sequence_log_ratios(current, anchor, batch.within(rows), mask, self.kernels)
+        tokens = Tokens(
+            current=current,
+            anchor=anchor,
+            advantage=batch.advantage[rows],
+            divisor=divisor[rows],
+            entropy=result.entropy if self.loss.entropy_coef else None,
+            reference=part(batch.reference),
+            sequence_log_ratio=sequence,
+            weight=part(batch.weight),
+            mask=mask,
+        )
+        return token_losses(tokens, self.loss, self.kernels)
+
+    def _mismatch(self, batch: TrainingBatch, updates: Sequence[UpdateRecord]) -> dict[str, Any]:
+        if batch.old is not None:
+            return measure_mismatch(batch.old, batch.behaviour)
+        first = updates[0].tokens if updates else None
+        return {} if first is None else measure_mismatch(first.current, first.behaviour)
+
+    def _metrics(self, skipped: str, counts: Mapping[str, int], measured: Mapping[str, Any]) -> StepMetrics:
+        values = {**NO_TOKENS, **counts, **measured}
+        return StepMetrics(self.policy.version, skipped, self.loss.name, self.loss.aggregation, **values)
+
+
+def _skipped(updates: Sequence[UpdateRecord]) -> str:
+    """Why updates did not move the weights, empty where all of them did."""
+    empty = sum(update.tokens is None for update in updates)
+    broken = sum(update.tokens is not None and not update.moved for update in updates)
+    if broken:
+        return "gradient is not finite" + (f" in {broken} of {len(updates)} updates" if len(updates) > 1 else "")
+    if empty:
+        return "nothing to train" + (f" in {empty} of {len(updates)} updates" if empty < len(updates) else "")
+    return ""

@@ -12,32 +12,38 @@ from operator import add
 import torch
 from torch import Tensor
 
-import vexact_kernels
 from vexact.model.policy import Policy
 from vexact.model.rollout import Rollout
 from vexact.rollout.request import Request
 from vexact.testing import Comparison, compare_bits
 from vexact.verification.result import CHUNKS, SAMPLED, THREADS
 from vexact.verification.subject import ALL, TEMPERATURES, Replaced, Subject
+from vexact_kernels import PORTABLE, Kernels, available, load
 
 EDGES = (63, 64, 65, 127, 128, 129)
 HUGE = 1e30
 FAINT = 2.0**-124  # so that activations and gradients become subnormal float32 numbers
-SLOW = ("baseline", "reference")
+SLOW = ("cpu:baseline", "reference")
+NO_CPU = "no thread of a CPU computes here"
+OTHER_BITS = "this profile gives other bits than a CPU"
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A line of the table. kind: which of KINDS it shows, and then it runs even when time is up, or empty."""
+    """A line of the table. kind: which of KINDS it shows, and then it runs even when time is up, or empty.
+
+    absent: why there is nothing to check, or empty.
+    """
 
     name: str
     kind: str
     run: Callable[[Subject], Comparison]
+    absent: str = ""
 
 
-def forward_plan(kernels: str, small: bool) -> list[Planned]:
-    """The lines about sampling and scoring. kernels: the name of those under verification."""
-    nan = float("nan")
+def forward_plan(kernels: Kernels, small: bool) -> list[Planned]:
+    """The lines about sampling and scoring. kernels: those under verification."""
+    nan, no_cpu = float("nan"), absence(kernels)
     return [
         *(
             Planned(f"{SAMPLED}, temperature {t:g}", SAMPLED, partial(sampler_is_scorer, temperature=t))
@@ -51,24 +57,66 @@ def forward_plan(kernels: str, small: bool) -> list[Planned]:
         Planned("micro-batches of log-probabilities", "micro-batches", micro_batches),
         Planned("shuffled pages", "page layout", shuffled_pages),
         Planned("pages full of NaN", "page contents", partial(filled_pages, value=nan)),
-        *(Planned(f"threads {count}", f"threads {count}", partial(threads, count=count)) for count in THREADS),
-        Planned("flush-denormal: sampler", "flush-denormal: sampler", flushed_sampler),
-        Planned("flush-denormal: subnormal logits", "flush-denormal: logits", flushed_logits),
-        *(
-            Planned(f"instruction set {isa}", "instruction sets", partial(instruction_set, isa=isa))
-            for isa in others(kernels, small)
-        ),
+        *(Planned(f"threads {n}", f"threads {n}", partial(threads, count=n), no_cpu) for n in THREADS),
+        Planned("flush-denormal: sampler", "flush-denormal: sampler", flushed_sampler, no_cpu),
+        subnormal_line(kernels, "logits", flushed_logits, faint_logits),
+        *implementation_lines(kernels, small, "instruction sets", implementation),
         Planned("pages full of 1e30", "", partial(filled_pages, value=HUGE)),
         Planned("huge batch mates", "", partial(mates, value=HUGE)),
         Planned("NaN batch mates", "", partial(mates, value=nan)),
     ]
 
 
-def others(kernels: str, small: bool) -> list[str]:
-    """Instruction sets (and the reference) to compare with; slow ones on a small model, or where there is no other."""
-    names = [name for name in [*vexact_kernels.available(), "reference"] if kernels not in (f"cpu:{name}", name)]
-    quick = [name for name in names if name not in SLOW]
-    return names if small else quick or names[:1]
+def absence(kernels: Kernels) -> str:
+    """Why the CPU's threads and their flush mode are nothing to check, empty where a CPU computes."""
+    return "" if kernels.device.type == "cpu" else NO_CPU
+
+
+def others(kernels: Kernels, small: bool) -> list[Kernels]:
+    """What must give the same bits: instruction sets and the reference.
+
+    Slow ones on a small model, or where there is no other. For a large model on a GPU the CPU's best set stands for
+    all. None in a profile with bits of its own.
+    """
+    if kernels.profile != PORTABLE:
+        return []
+    every = [
+        other for other in (*map(partial(load, "cpu"), available()), load("reference")) if other.name != kernels.name
+    ]
+    quick = [other for other in every if other.name not in SLOW and not absence(kernels)]
+    return every if small else quick or every[:1]
+
+
+def against(run: Callable[[Subject, Kernels], Comparison], other: Kernels) -> Callable[[Subject], Comparison]:
+    """The check that compares with that implementation."""
+    return lambda subject: run(subject, other)
+
+
+def implementation_lines(
+    kernels: Kernels, small: bool, kind: str, run: Callable[[Subject, Kernels], Comparison], prefix: str = ""
+) -> list[Planned]:
+    """A line for each other implementation, or one that says why there is none."""
+    found = others(kernels, small)
+    if not found:
+        return [Planned(kind, kind, against(run, kernels), OTHER_BITS)]
+    what = "as on a CPU," if absence(kernels) else "instruction set"
+    return [Planned(f"{prefix}{what} {other.name.removeprefix('cpu:')}", kind, against(run, other)) for other in found]
+
+
+def subnormal_line(
+    kernels: Kernels,
+    what: str,
+    flushed: Callable[[Subject], Comparison],
+    faint: Callable[[Subject, Kernels], Comparison],
+) -> Planned:
+    """Subnormal numbers under the flush mode of the CPU's threads; of a GPU, which has no such mode, as on a CPU."""
+    kind = f"flush-denormal: {what}"
+    if not absence(kernels):
+        return Planned(f"flush-denormal: subnormal {what}", kind, flushed)
+    found = others(kernels, small=False)
+    return Planned(
+        f"subnormal {what}, as on a CPU", kind, against(faint, [*found, kernels][0]), "" if found else OTHER_BITS
+    )
 
 
 def sampler_is_scorer(subject: Subject, temperature: float) -> Comparison:
@@ -144,7 +192,7 @@ def mates(subject: Subject, value: float) -> Comparison:
     mate = subject.tokens(70, salt=9)
     crowd = [mate, sequences[0], mate, *sequences[1:], mate]
     rows = embedded(subject, crowd)
-    is_mate = torch.cat([torch.full((len(tokens),), tokens is mate) for tokens in crowd])
+    is_mate = torch.cat([torch.full((len(tokens),), tokens is mate) for tokens in crowd]).to(rows.device)
     rows[is_mate] = min(value, torch.finfo(rows.dtype).max)
     logits = subject.logits_in_cuts(crowd, ALL, ops=Replaced(subject.kernels, rows))
     return compare_bits(subject.logits_in_cuts(sequences, ALL), logits[~is_mate])
@@ -167,18 +215,35 @@ def flushed_sampler(subject: Subject) -> Comparison:
 
 def flushed_logits(subject: Subject) -> Comparison:
     """Activations so faint that they are subnormal."""
-    sequences = subject.sequences[:1]
-    faint = Replaced(subject.kernels, (embedded(subject, sequences).float() * FAINT).to(subject.policy.dtype))
-    expected = subject.logits_in_cuts(sequences, ALL, ops=faint)
+    rows = faint_rows(subject)
+    expected = logits_of(rows, subject, subject.policy)
     with flush_denormal():
-        logits = subject.logits_in_cuts(sequences, ALL, ops=faint)
+        logits = logits_of(rows, subject, subject.policy)
     return compare_bits(expected, logits)
 
 
-def instruction_set(subject: Subject, isa: str) -> Comparison:
+def faint_logits(subject: Subject, other: Kernels) -> Comparison:
+    """The same activations computed by another implementation."""
+    rows = faint_rows(subject)
+    policy = computed_by(subject.policy, other)
+    return compare_bits(logits_of(rows, subject, subject.policy), logits_of(rows, subject, policy))
+
+
+def faint_rows(subject: Subject) -> Tensor:
+    """The embedding's rows [tokens, D] of the first sequence, made subnormal."""
+    return (embedded(subject, subject.sequences[:1]).float() * FAINT).to(subject.policy.dtype)
+
+
+def logits_of(rows: Tensor, subject: Subject, policy: Policy) -> Tensor:
+    """Logits [tokens, V] of the first sequence where its embedding's rows are these."""
+    ops = Replaced(policy.ops.kernels, rows.to(policy.device))
+    return subject.logits_in_cuts(subject.sequences[:1], ALL, policy, ops)
+
+
+def implementation(subject: Subject, other: Kernels) -> Comparison:
     """The same weights computed by another implementation."""
-    policy = computed_by(subject.policy, isa)
-    if isa == "reference":
+    policy = computed_by(subject.policy, other)
+    if other.name == "reference":
         tokens = subject.sequences[0][:70]
         expected = subject.logits_in_cuts([tokens], ALL)
         return compare_bits(plain(expected), plain(subject.logits_in_cuts([tokens], 66, policy)))
@@ -192,16 +257,15 @@ def plain(x: Tensor) -> Tensor:
     return x.masked_fill(x.isnan(), float("nan"))
 
 
-def computed_by(policy: Policy, isa: str) -> Policy:
-    """The policy on another instruction set, or on the reference."""
-    kernels = vexact_kernels.load("reference") if isa == "reference" else vexact_kernels.load("cpu", isa)
+def computed_by(policy: Policy, other: Kernels) -> Policy:
+    """The policy on another implementation."""
     stacked = policy.transformer.parameters.stacked(policy.ops.kernels)
-    return Policy.build(policy.config, stacked.pop, kernels, policy.dtype, policy.version)
+    return Policy.build(policy.config, stacked.pop, other, policy.dtype, policy.version)
 
 
 def embedded(subject: Subject, sequences: Sequence[Sequence[int]]) -> Tensor:
     """The embedding's rows [tokens, D] of sequences behind one another."""
-    ids = torch.tensor([token for tokens in sequences for token in tokens])
+    ids = torch.tensor([token for tokens in sequences for token in tokens]).to(subject.policy.device)
     return subject.kernels.embed(ids, subject.policy.transformer.embedding.packed)
 
 

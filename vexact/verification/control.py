@@ -32,7 +32,7 @@ def huggingface(policy: Policy) -> Any:
     missing = set(left_over.missing_keys) - ({"lm_head.weight"} if policy.config.tie_word_embeddings else set())
     if missing or left_over.unexpected_keys:
         raise ValueError(f"transformers' model has other parameters: {sorted(missing) + left_over.unexpected_keys}")
-    return model.eval()
+    return model.eval().to(policy.device)
 
 
 @torch.no_grad()
@@ -40,7 +40,7 @@ def logits_alone(model: Any, rollouts: Sequence[Rollout]) -> list[Tensor]:
     """One unpadded forward a rollout: float32 [completion, V] each."""
     each = []
     for rollout in rollouts:
-        logits = model(torch.tensor([rollout.tokens[:-1]])).logits[0]
+        logits = model(torch.tensor([rollout.tokens[:-1]]).to(model.device)).logits[0]
         each.append(logits[len(rollout.prompt) - 1 :].float())
     return each
 
@@ -56,8 +56,9 @@ def logits_batched(model: Any, rollouts: Sequence[Rollout], steps: int) -> list[
     longest = max(len(rollout.prompt) for rollout in rollouts)
     steps = min(steps, max(len(rollout.completion) for rollout in rollouts))
     pads = [longest - len(rollout.prompt) for rollout in rollouts]
-    ids = torch.tensor([[0] * pad + list(rollout.prompt) for pad, rollout in zip(pads, rollouts, strict=True)])
-    mask = torch.tensor([[0] * pad + [1] * (longest - pad) for pad in pads])
+    prompts = [[0] * pad + list(rollout.prompt) for pad, rollout in zip(pads, rollouts, strict=True)]
+    ids = torch.tensor(prompts).to(model.device)
+    mask = torch.tensor([[0] * pad + [1] * (longest - pad) for pad in pads]).to(model.device)
     position = (mask.cumsum(1) - 1).clamp(min=0)
     columns = []
     # Newer versions of transformers call the argument `cache`, and warn of the old name. It is updated in place.
@@ -66,8 +67,8 @@ def logits_batched(model: Any, rollouts: Sequence[Rollout], steps: int) -> list[
     for step in range(steps):
         out = model(ids, attention_mask=mask, position_ids=position, use_cache=True, logits_to_keep=1, **cache)
         columns.append(out.logits[:, -1].float())
-        ids = torch.tensor([[(*rollout.completion, *[0] * steps)[step]] for rollout in rollouts])
-        mask = torch.cat([mask, torch.ones(len(rollouts), 1, dtype=mask.dtype)], 1)
+        ids = torch.tensor([[(*rollout.completion, *[0] * steps)[step]] for rollout in rollouts]).to(model.device)
+        mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
         position = position[:, -1:] + 1
     rows = torch.stack(columns, 1)
     return [rows[i, : len(rollout.completion)] for i, rollout in enumerate(rollouts)]
@@ -77,7 +78,7 @@ def chosen(logits: Sequence[Tensor], rollouts: Sequence[Rollout]) -> Tensor:
     """torch's log-probabilities of the rollouts' tokens at their temperatures, float32, behind one another."""
     parts = []
     for each, rollout in zip(logits, rollouts, strict=True):
-        ids = torch.tensor(list(rollout.completion))[: len(each)]
+        ids = torch.tensor(list(rollout.completion))[: len(each)].to(each.device)
         tempered = each / (rollout.temperature or 1.0)
         parts.append(torch.log_softmax(tempered, -1).gather(1, ids[:, None])[:, 0])
     return torch.cat(parts)

@@ -19,7 +19,7 @@ from vexact.rollout.sampler import Sampler
 from vexact.testing import Comparison, bits
 from vexact.verification import checks, updates
 from vexact.verification.subject import Sizes, Subject
-from vexact_kernels import PAGE, Chunks, Kernels, Packed, Segments, Stream
+from vexact_kernels import PAGE, PORTABLE, Chunks, Kernels, Packed, Segments, Stream
 
 
 class Broken:
@@ -101,7 +101,7 @@ class ReadsUnused(Broken):
     def attention(self, q: Tensor, k: Tensor, v: Tensor, chunks: Chunks, *pages_and_scale: Any) -> Any:
         y, lse = self.kernels.attention(q, k, v, chunks, *pages_and_scale)
         values = pages_and_scale[1]
-        return y + 0.0 * values[chunks.table[-1], 0, -1, 0], lse
+        return y + 0.0 * values[int(chunks.table[-1]), 0, -1, 0], lse
 
 
 class Leaking(Broken):
@@ -141,7 +141,8 @@ class Positions(Ops):
 
     def over(self, batch: Batch) -> Ops:
         mine = Positions(self.kernels)
-        mine.prefix = batch.chunks.prefix.repeat_interleave(batch.chunks.start.diff())
+        prefix = batch.chunks.prefix.repeat_interleave(batch.chunks.start.diff())
+        mine.prefix = prefix.to(batch.positions.device)
         return mine
 
     def rope(self, x: Tensor, positions: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
@@ -160,7 +161,7 @@ class Sharing(Subject):
 
     def sampler(self, pages: int, policy: Policy | None = None, **schedule: Any) -> Sampler:
         sampler = super().sampler(pages, policy, **schedule)
-        shared = SharedPages(self.policy.config, pages, self.policy.dtype)
+        shared = SharedPages(self.policy.config, pages, self.policy.dtype, self.policy.device)
         sampler.pages = sampler.scheduler.pages = shared
         return sampler
 
@@ -188,12 +189,13 @@ class Renumbered(Subject):
 
 @dataclass(frozen=True)
 class Mutant:
-    """How a subject is broken, and the check that must notice."""
+    """How a subject is broken, and the check that must notice. applies: whether these kernels have that check."""
 
     name: str
     check: str
     run: Callable[[Subject], Comparison]
     make: Callable[[Policy, Sizes], Subject]
+    applies: bool = True
 
 
 def everywhere(policy: Policy, sizes: Sizes, wrap: Callable[[Kernels], Broken]) -> Subject:
@@ -212,12 +214,18 @@ def sampler_from_chunk_starts(policy: Policy, sizes: Sizes) -> Subject:
     return Subject(policy, sizes, sampling=replace(policy, ops=Positions(policy.ops.kernels)))
 
 
-def mutants(kernels: str) -> list[Mutant]:
-    """Every mutant. kernels: name of the honest ones, "cpu:" and the instruction set."""
+def mutants(kernels: Kernels) -> list[Mutant]:
+    """Every mutant that has a check. kernels: the honest ones."""
+    return [mutant for mutant in _every(kernels) if mutant.applies]
+
+
+def _every(kernels: Kernels) -> list[Mutant]:
     theorem = partial(checks.sampler_is_scorer, temperature=1.0)
     tempered = partial(checks.sampler_is_scorer, temperature=0.6)
     at_one, published = "sampler = re-scoring, temperature 1", "after an optimizer step and a publish"
-    honest = partial(checks.instruction_set, isa=kernels.removeprefix("cpu:"))
+    honest = partial(checks.implementation, other=kernels)
+    on_cpu = not checks.absence(kernels)
+    implementation = "instruction set" if on_cpu else "as on a CPU"
     by_batch = partial(SplitSum, when=lambda x: x.shape[0] > 4)
     by_step = partial(SplitSum, when=lambda x: x.shape[0] > 20)
     by_threads = partial(SplitSum, when=lambda x: torch.get_num_threads() == 3)
@@ -232,7 +240,13 @@ def mutants(kernels: str) -> list[Mutant]:
         Mutant("positions counted from the chunk's start", at_one, theorem, sampler_from_chunk_starts),
         Mutant("siblings that share an unfinished page", at_one, theorem, Sharing),
         Mutant("keys cut short in the sampler's pages", at_one, theorem, partial(sampler_only, wrap=CoarseKeys)),
-        Mutant("a sum in reverse order", "instruction set", honest, partial(everywhere, wrap=ReversedSum)),
+        Mutant(
+            "a sum in reverse order",
+            implementation,
+            honest,
+            partial(everywhere, wrap=ReversedSum),
+            applies=kernels.profile == PORTABLE,
+        ),
         Mutant("a sum split by batch size", "batch of one", checks.batch_of_one, partial(everywhere, wrap=by_batch)),
         Mutant(
             "a sum split by micro-batch",
@@ -245,6 +259,7 @@ def mutants(kernels: str) -> list[Mutant]:
             "threads 3",
             partial(checks.threads, count=3),
             partial(everywhere, wrap=by_threads),
+            applies=on_cpu,
         ),
         Mutant(
             "a page off by one",
@@ -269,6 +284,7 @@ def mutants(kernels: str) -> list[Mutant]:
             "flush-denormal: subnormal gradients",
             updates.flushed_gradients,
             partial(everywhere, wrap=Flushing),
+            applies=on_cpu,
         ),
         Mutant(
             "a lane that ends with its micro-batch",

@@ -19,8 +19,8 @@ def line(finished: Line) -> str:
 
 def check_line(check: Check) -> str:
     """One check on one line."""
-    if check.skipped:
-        return f"{check.dtype:9} {check.name:42} not run: {check.skipped}"
+    if check.absent or check.skipped:
+        return f"{check.dtype:9} {check.name:42} {check.status}: {check.absent or check.skipped}"
     found = check.found
     line = f"{check.dtype:9} {check.name:42} {found.compared:>12,} compared {found.differ:>8,} differ"
     return f"{line}  first {found.where} {found.first}".replace("  first  ", "  first ") if found.differ else line
@@ -40,6 +40,8 @@ def as_json(result: Verification) -> dict[str, Any]:
     """Plain data: status, exit code, counts, and every line."""
     return {
         "model": result.model,
+        "kernels": result.kernels,
+        "profile": result.profile,
         "status": result.status,
         "exit_code": result.exit_code,
         "summary": result.summary,
@@ -64,6 +66,7 @@ def _check_json(check: Check) -> dict[str, Any]:
         "first": None if first is None else {"where": check.found.where, **asdict(first)},
         "seconds": round(check.seconds, 3),
         "skipped": check.skipped,
+        "absent": check.absent,
     }
 
 
@@ -77,13 +80,13 @@ def as_junit(result: Verification) -> str:
         tests=str(tests),
         failures=str(failures),
         errors=str(len(result.reasons)),
-        skipped=str(sum(bool(check.skipped) for check in result.checks)),
+        skipped=str(sum(bool(check.skipped or check.absent) for check in result.checks)),
         time=f"{sum(check.seconds for check in result.checks):.3f}",
     )
     for check in result.checks:
         case = _case(suite, f"{check.name} ({check.dtype})", check.seconds)
-        if check.skipped:
-            ElementTree.SubElement(case, "skipped", message=check.skipped)
+        if check.skipped or check.absent:
+            ElementTree.SubElement(case, "skipped", message=check.skipped or f"does not apply: {check.absent}")
         elif check.found.differ:
             ElementTree.SubElement(case, "failure", message=check_line(check))
     for control in result.controls:
@@ -135,6 +138,8 @@ def table(result: Verification) -> Any:
 
 
 def _check_row(check: Check) -> Sequence[str]:
+    if check.absent:
+        return check.dtype, check.name, "[dim]does not apply[/]", "", ""
     if check.skipped:
         return check.dtype, check.name, "[yellow]not run[/]", "", ""
     color = {"differs": "red", "equal": "green"}.get(check.status, "yellow")

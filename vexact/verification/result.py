@@ -40,7 +40,10 @@ EQUAL, DIFFERS, INCONCLUSIVE = 0, 1, 3  # exit codes; 2 is bad input
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison of the table. kind: one of KINDS, or empty. skipped: why it did not run, or empty."""
+    """One comparison of the table. kind: one of KINDS, or empty.
+
+    skipped: why it did not run, or empty. absent: why there is nothing to check on this device, or empty.
+    """
 
     name: str
     dtype: str
@@ -48,9 +51,12 @@ class Check:
     found: Comparison = field(default_factory=Comparison)
     seconds: float = 0.0
     skipped: str = ""
+    absent: str = ""
 
     @property
-    def status(self) -> Literal["equal", "differs", "not run", "nothing compared"]:
+    def status(self) -> Literal["equal", "differs", "not run", "does not apply", "nothing compared"]:
+        if self.absent:
+            return "does not apply"
         if self.skipped:
             return "not run"
         if not self.found.compared:
@@ -82,13 +88,18 @@ Line = Check | Control | Caught
 
 @dataclass(frozen=True)
 class Verification:
-    """Every check of every dtype. reasons: why it is inconclusive although nothing differed."""
+    """Every check of every dtype. reasons: why it is inconclusive although nothing differed.
+
+    kernels, profile: what was verified.
+    """
 
     model: str
     checks: Sequence[Check]
     controls: Sequence[Control] = ()
     mutants: Sequence[Caught] = ()
     reasons: Sequence[str] = ()
+    kernels: str = ""
+    profile: str = ""
 
     @property
     def compared(self) -> int:

@@ -204,14 +204,15 @@ class Subject:
         policy = policy or self.policy
         ops = ops or policy.ops
         longest = max(map(len, sequences))
-        pages = Pages(policy.config, len(sequences) * pages_for(longest), policy.dtype)
+        pages = Pages(policy.config, len(sequences) * pages_for(longest), policy.dtype, policy.device)
         if fill is not None:
             pages.fill(min(fill, torch.finfo(policy.dtype).max))
         tables = [pages.take(pages_for(longest)) for _ in sequences]
         parts: list[list[Tensor]] = [[] for _ in sequences]
         for first in range(0, longest, size):
             members = [i for i, tokens in enumerate(sequences) if first < len(tokens)]
-            batch = Batch.of([Chunk(sequences[i][first : first + size], first, tables[i]) for i in members])
+            cut = [Chunk(sequences[i][first : first + size], first, tables[i]) for i in members]
+            batch = Batch.of(cut, policy.device)
             logits = ops.logits(policy.transformer.forward(batch, pages, ops), policy.transformer.head)
             for i, rows in zip(members, logits.split(batch.chunks.start.diff().tolist()), strict=True):
                 parts[i].append(rows)
@@ -222,7 +223,7 @@ class Subject:
         return policy
 
     def direction(self, sequences: Sequence[Scored], scale: float = 1.0) -> Tensor:
-        """A fixed gradient of the log-probabilities and entropies: float32 [2, scored tokens]."""
+        """A fixed gradient of the log-probabilities and entropies: float32 [2, scored tokens] on the host."""
         rows = sum(sequence.rows for sequence in sequences)
         return torch.randn(2, rows, generator=torch.Generator().manual_seed(3)) * scale
 
@@ -235,7 +236,7 @@ class Subject:
     ) -> dict[str, Tensor]:
         """Gradient of every stack, in micro-batches of that many tokens."""
         policy = policy or self.policy
-        given = self.direction(sequences) if direction is None else direction
+        given = (self.direction(sequences) if direction is None else direction).to(policy.device)
         gradients = Gradients(policy.config, policy.ops.kernels)
         for part, logprobs in policy.gradient_passes(sequences, gradients, tokens_at_once):
             torch.autograd.backward([logprobs.logprob, logprobs.entropy], [*given[:, part]])

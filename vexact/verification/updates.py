@@ -14,31 +14,34 @@ from vexact.testing import Comparison, compare_bits
 from vexact.verification.checks import (
     FAINT,
     Planned,
+    absence,
     computed_by,
     flush_denormal,
-    others,
+    implementation_lines,
     recorded,
     same_rollouts,
+    subnormal_line,
     thread_count,
 )
 from vexact.verification.result import GRADIENTS, THREADS
 from vexact.verification.subject import ALL, Subject
+from vexact_kernels import Kernels
 
 
-def update_plan(kernels: str, small: bool) -> list[Planned]:
+def update_plan(kernels: Kernels, small: bool) -> list[Planned]:
     """The lines about gradients and updates."""
+    no_cpu = absence(kernels)
     return [
         Planned("gradients, micro-batches of one", GRADIENTS, partial(gradients, tokens_at_once=1)),
         Planned("gradients, micro-batches of 70 tokens", GRADIENTS, partial(gradients, tokens_at_once=70)),
         *(
-            Planned(f"gradients, threads {n}", f"gradients, threads {n}", partial(gradients_on_threads, count=n))
+            Planned(
+                f"gradients, threads {n}", f"gradients, threads {n}", partial(gradients_on_threads, count=n), no_cpu
+            )
             for n in THREADS
         ),
-        Planned("flush-denormal: subnormal gradients", "flush-denormal: gradients", flushed_gradients),
-        *(
-            Planned(f"gradients, instruction set {isa}", "gradients, instruction sets", partial(gradients_on, isa=isa))
-            for isa in others(kernels, small)
-        ),
+        subnormal_line(kernels, "gradients", flushed_gradients, faint_gradients),
+        *implementation_lines(kernels, small, "gradients, instruction sets", gradients_on, "gradients, "),
         Planned("after an optimizer step and a publish", "step and publish", after_publish),
         Planned("shuffled arrival, then a step", "gradients, shuffled arrival", shuffled_arrival),
     ]
@@ -68,12 +71,24 @@ def flushed_gradients(subject: Subject) -> Comparison:
     return same_tensors(expected, found)
 
 
-def gradients_on(subject: Subject, isa: str) -> Comparison:
+def faint_gradients(subject: Subject, other: Kernels) -> Comparison:
+    """The same direction, computed by another implementation."""
+    sequences = subject.trained[:2]
+    if not sequences:
+        return Comparison()
+    faint = subject.direction(sequences, FAINT)
+    policy = computed_by(subject.policy, other)
+    return same_tensors(
+        subject.gradients_of(sequences, ALL, faint), subject.gradients_of(sequences, ALL, faint, policy)
+    )
+
+
+def gradients_on(subject: Subject, other: Kernels) -> Comparison:
     """Another implementation; of the reference, a very short step."""
     if not subject.trained:
         return Comparison()
-    policy = computed_by(subject.policy, isa)
-    if isa != "reference":
+    policy = computed_by(subject.policy, other)
+    if other.name != "reference":
         return same_tensors(subject.gradients, subject.gradients_of(subject.trained, ALL, policy=policy))
     short = min(subject.trained, key=lambda scored: len(scored.tokens))
     return same_tensors(subject.gradients_of([short], ALL), subject.gradients_of([short], ALL, policy=policy))
