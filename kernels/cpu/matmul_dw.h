@@ -69,25 +69,27 @@ void pack_tokens(int64_t tokens, int64_t readable, int stride, const T* x, int64
   }
 }
 
-// The same in pairs of tokens, the first in the high half; the partner of a last odd token is +0.
-inline void pack_token_pairs(int64_t tokens, int64_t readable, int stride, const bf16* x, int64_t ldx, uint32_t* out) {
+// The same in pairs of tokens, the first in the high half; the partner of a last odd token is `absent`: -0 on one side
+// and +0 on the other, since adding (-0)·(+0) leaves every lane as it is, -0 too.
+inline void pack_token_pairs(int64_t tokens, int64_t readable, int stride, float absent, const bf16* x, int64_t ldx,
+                             uint32_t* out) {
   for (int64_t m = 0; m < tokens; m += 2, x += 2 * ldx, out += stride) {
     for (int c = 0; c < stride; c += W) {
       const vi high = as_int(load_columns(x, c, readable));
-      const vi low = m + 1 < tokens ? as_int(load_columns(x + ldx, c, readable)) : iset(0);
+      const vi low = m + 1 < tokens ? as_int(load_columns(x + ldx, c, readable)) : as_int(vset(absent));
       vstore(reinterpret_cast<float*>(out + c), as_float(ior(high, shr<16>(low))));
     }
   }
 }
 
 template <class T>
-void pack_runs(const Runs& runs, int64_t readable, int stride, const T* x, int64_t ldx, uint32_t* out) {
+void pack_runs(const Runs& runs, int64_t readable, int stride, float absent, const T* x, int64_t ldx, uint32_t* out) {
   for (const Run& run : runs) {
     const T* from = x + run.begin * ldx;
     uint32_t* to = out + run.rows * stride;
     if constexpr (MAY_HAVE_DOT<T>) {
       if (run.dot) {
-        pack_token_pairs(run.size(), readable, stride, from, ldx, to);
+        pack_token_pairs(run.size(), readable, stride, absent, from, ldx, to);
         continue;
       }
     }
@@ -120,7 +122,7 @@ class WeightGradient {
     const int64_t work = runs_.rows() + 1;
     parallel_for(panels_, ceil_div(WORTH_A_THREAD / 8, work * PANEL), [this](int64_t begin, int64_t end) {
       for (int64_t p = begin; p < end; ++p) {
-        pack_runs(runs_, K_ - p * PANEL, PANEL, x_ + p * PANEL, ldx_, right_.get() + p * runs_.rows() * PANEL);
+        pack_runs(runs_, K_ - p * PANEL, PANEL, 0.0f, x_ + p * PANEL, ldx_, right_.get() + p * runs_.rows() * PANEL);
       }
     });
     const RowTiles tiles(N_);
@@ -139,7 +141,7 @@ class WeightGradient {
     for (int64_t t = first; t < last; ++t) {
       const int rows = tiles.height(t);
       const int64_t n = tiles.begin(t);
-      pack_runs(runs_, N_ - n, rows, dy_ + n, lddy_, left + (n - n0) * runs_.rows());
+      pack_runs(runs_, N_ - n, rows, -0.0f, dy_ + n, lddy_, left + (n - n0) * runs_.rows());
     }
     for (int64_t k = 0; k < K_; k += GROUP) {
       const uint32_t* right = right_.get() + k / PANEL * runs_.rows() * PANEL + k % PANEL;

@@ -225,6 +225,20 @@ def test_buffers_that_count_as_zero_are_never_read(everyone: list[Kernels], dtyp
             assert differing(lazy.total, clean.total) == 0
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens", [0, 1, 2, 3])
+def test_a_lane_of_minus_zero_keeps_its_sign(everyone: list[Kernels], tokens: int, dtype: torch.dtype) -> None:
+    x, dy = torch.full((tokens, 5), 0.0, dtype=dtype), torch.full((tokens, 37), -0.0, dtype=grad_dtype(dtype))
+    minus = torch.full((37, 5), -0.0)
+
+    def lane(kernels: Kernels) -> Tensor:
+        running = Stream(minus.clone(), torch.zeros(37, 5))
+        kernels.matmul_dw(dy, x, segments([tokens], [0]), running)
+        return running.lane
+
+    assert_same_bits(agree(lane, everyone), minus)
+
+
 @pytest.mark.parametrize("fold", [[], [0], [1], [1, 0], [1, 1], [0, 1, 0]], ids=str)
 @pytest.mark.parametrize("lane_is_zero", [False, True])
 @pytest.mark.parametrize("total_is_zero", [False, True])
