@@ -10,6 +10,8 @@ export GOMP_SPINCOUNT ?= 1000
 log := .venv/setup.log
 pip := .venv/bin/python -m pip install --quiet --no-input --no-compile --disable-pip-version-check --retries 1 \
   -c constraints.txt
+# Not among the constraints: torch for CUDA insists on a version of its own, torch for a CPU brings none.
+triton := .venv/bin/python -c 'import triton' || $(pip) triton==3.9.0
 native := $(filter-out %/golden.cpp,$(wildcard kernels/cpu/*.cpp)) $(wildcard kernels/cpu/*.h)
 
 # $(error) is one line and exit code 2, where a failing recipe adds a line of make's own.
@@ -61,5 +63,6 @@ clean:  ## remove .venv and all that was built; models/ and runs/ stay
 	$(call attempt,torch,$(pip) torch,Is the package index within reach?)
 	$(call attempt,build tools,$(pip) scikit-build-core cmake ninja setuptools,Is the package index within reach?)
 	$(call attempt,kernels,$(pip) --no-build-isolation --no-deps -e .,It takes g++ 11 or newer.)
+	$(call attempt,triton,$(triton),Is the package index within reach?)
 	$(call attempt,packages,$(pip) --no-build-isolation 'vexact[test]',Is the package index within reach?)
 	@touch $@

@@ -32,12 +32,15 @@ from gpu_golden import DTYPES, RECORDED, policy_of
 from timing import environment
 from vexact.model.checkpoint import save_folder
 from vexact.model.tiny import tiny_config, tiny_weights
+from vexact.verification.result import EQUAL, INCONCLUSIVE
+from vexact.verification.subject import Sizes
 from vexact.verify import verify
 from vexact_kernels import Kernels, load
 
 RESULTS = Path(__file__).parent / "results"
 PROFILES = ("portable", "tensorcore")
 GOLDEN = "a CPU's bits"
+TOY = Sizes(requests=2, samples=1, tokens=2, few=2, sequences=1, length=12, trained=2, trained_tokens=2)
 MINUTES = 8.0
 Row = dict[str, Any]
 
@@ -111,11 +114,13 @@ class Script:
                     self.attempt("verify", f"{shape} bfloat16", profile, self._verify, Path(folder) / shape, seconds)
 
     def _verify(self, what: str, profile: str, folder: Path, seconds: float) -> None:
-        result = verify(folder, self.kernels(profile), seconds=min(seconds, max(10.0, self.ends - time.monotonic())))
+        seconds = min(seconds, max(10.0, self.ends - time.monotonic()))
+        result = verify(folder, self.kernels(profile), seconds=seconds, sizes=TOY if self.interpret else None)
         differing = [check.name for check in result.checks if check.found.differ]
         values = sum(check.found.compared for check in result.checks)
         summary = result.summary + (f" ({', '.join(differing[:4])})" if differing else "")
-        self.found("verify", what, profile, summary, values=values, failed=result.exit_code != 0)
+        enough = (EQUAL, INCONCLUSIVE) if self.interpret else (EQUAL,)
+        self.found("verify", what, profile, summary, values=values, failed=result.exit_code not in enough)
 
     def speed(self) -> None:
         """Kernels and the engine, beside what else one would use."""

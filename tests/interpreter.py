@@ -8,6 +8,7 @@ Import this module before any kernel is decorated: Triton reads TRITON_INTERPRET
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,7 @@ def call(function: Any, *args: Any, **kwargs: Any) -> Any:
 def patched_once(function: Any) -> Any:
     """Triton patches its language for each launch and takes that back, which costs more than most launches."""
     if not _scopes:
-        _scopes.append(_patch(function))
+        _scopes.append(_patch(SimpleNamespace(__globals__={"tl": tl, "core": tl.core})))
     return interpreter._LangPatchScope()  # nothing to take back
 
 

@@ -49,11 +49,13 @@ def verify(
     with_mutants: bool = False,
     begin: Callable[[str], None] = lambda name: None,
     done: Callable[[Line], None] = lambda line: None,
+    sizes: Sizes | None = None,
 ) -> Verification:
     """Run every check on `model` (a folder, or `tiny`) in each dtype, by default the checkpoint's own.
 
     seconds: of wall clock for all of it; the checks of every kind, and what the minima need, run in any case. begin
-    hears the name of what starts, done the finished line. Raises ConfigError or CheckpointError (ValueError) on a model
+    hears the name of what starts, done the finished line. sizes: how much is sampled and compared, by default what the
+    time affords; less than the minima is inconclusive. Raises ConfigError or CheckpointError (ValueError) on a model
     that cannot be loaded.
     """
     if not 0 < seconds < float("inf"):
@@ -64,7 +66,7 @@ def verify(
     reasons: list[str] = []
     for dtype in dtypes or (None,):
         ends = time.monotonic() + seconds / max(1, len(dtypes))
-        run = _Run(Policy.load(model, kernels, dtype), ends, begin, done)
+        run = _Run(Policy.load(model, kernels, dtype), ends, begin, done, sizes)
         checks += run.checks()
         controls.append(run.control())
         reasons += shortfalls(parameter_count(run.policy.config), checks, controls[-1])
@@ -116,12 +118,14 @@ class _Run:
         ends: float,
         begin: Callable[[str], None],
         done: Callable[[Line], None],
+        sizes: Sizes | None,
     ) -> None:
         self.policy, self.ends, self.begin, self.done = policy, ends, begin, done
         self.dtype = str(policy.dtype).removeprefix("torch.")
-        self.begin("calibrating")
-        affordable = sampling_rate(policy) * max(0.0, ends - time.monotonic())
-        self.subject = Subject(policy, sizes_for(policy.config, affordable))
+        if sizes is None:
+            self.begin("calibrating")
+            sizes = sizes_for(policy.config, sampling_rate(policy) * max(0.0, ends - time.monotonic()))
+        self.subject = Subject(policy, sizes)
 
     def checks(self) -> list[Check]:
         kernels, small = self.policy.ops.kernels, parameter_count(self.policy.config) < SMALL

@@ -11,7 +11,7 @@ from vexact_kernels.triton.attention_backward import AttentionBackward
 from vexact_kernels.triton.draw import Draw
 from vexact_kernels.triton.elementwise import Elementwise
 from vexact_kernels.triton.embed import Embed
-from vexact_kernels.triton.launch import Launch, run
+from vexact_kernels.triton.launch import Launch
 from vexact_kernels.triton.logprob import Logprob
 from vexact_kernels.triton.matmul import Matmul
 from vexact_kernels.triton.rmsnorm import Rmsnorm
@@ -31,7 +31,11 @@ class Triton(
     """
 
     def __init__(
-        self, profile: str, device: torch.device, launch: Launch = run, capability: tuple[int, int] | None = None
+        self,
+        profile: str,
+        device: torch.device,
+        launch: Launch | None = None,
+        capability: tuple[int, int] | None = None,
     ) -> None:
         if profile not in PROFILES:
             raise ValueError(f"profile {profile!r} is unknown: there are {', '.join(PROFILES)}")

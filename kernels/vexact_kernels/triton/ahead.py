@@ -1,6 +1,6 @@
 """What the host code would start, compiled ahead of time for GPUs that this machine does not have.
 
-A `Collector` takes the place of `launch.run`: the host code runs on CPU tensors and each launch is kept instead of
+A `Collector` takes the place of `launch.Start`: the host code runs on CPU tensors and each launch is kept instead of
 started. Types and specialisations are found by Triton's own code for a launch, so what is compiled here is what a GPU
 would be given.
 """
@@ -133,7 +133,7 @@ class Built:
 
 
 def compiled(variant: Variant, target: str, **options: Any) -> Built:
-    """Compile to the machine's code, as `launch.run` has it compiled. `options` overrides options of the launch."""
+    """Compile to the machine's code, as `launch.Start` has it compiled. `options` overrides options of the launch."""
     options = {"enable_fp_fusion": False, **dict(variant.options), **options}
     kernel = triton.compile(variant.source(), target=TARGETS[target], options=options)
     if TARGETS[target].backend == "hip":
