@@ -40,7 +40,7 @@ from vexact_kernels import Kernels, load
 RESULTS = Path(__file__).parent / "results"
 PROFILES = ("portable", "tensorcore")
 GOLDEN = "a CPU's bits"
-TOY = Sizes(requests=2, samples=1, tokens=2, few=2, sequences=1, length=12, trained=2, trained_tokens=2)
+TOY = Sizes(requests=4, samples=1, tokens=2, few=4, sequences=1, length=12, trained=2, trained_tokens=2)
 MINUTES = 8.0
 Row = dict[str, Any]
 

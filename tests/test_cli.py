@@ -46,8 +46,8 @@ def generated(run: Run, *argv: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ([], "verify, generate, score, train, fetch, info"),
-        (["nonsense"], "verify, generate, score, train, fetch, info"),
+        ([], "verify, generate, score, train, eval, fetch, info"),
+        (["nonsense"], "verify, generate, score, train, eval, fetch, info"),
         (["verify"], "MODEL"),
         (["verify", "tiny", "--seconds", "soon"], "--seconds"),
         (["verify", "tiny", "--seconds", "0"], "seconds is 0"),
@@ -73,6 +73,15 @@ def generated(run: Run, *argv: str) -> dict[str, Any]:
         (["generate", "tiny", "--prompt", "a", "--stop-ids", "99999"], "--stop-ids"),
         (["train", "nowhere.yaml"], "nowhere.yaml"),
         (["fetch", "gpt5"], "gpt5"),
+        (["eval", "tiny"], "--task or --recipe"),
+        (["eval", "nowhere", "--task", "modsum"], "nowhere/config.json: no such file"),
+        (["eval", "tiny", "--task", "modsums"], "unknown task modsums; did you mean"),
+        (["eval", "tiny", "--task", "modsum", "--n", "0"], "eval.n = 0 is below 1"),
+        (["eval", "tiny", "--task", "modsum", "--k", "2"], "--k 2: pass@k needs 1 to n"),
+        (["eval", "tiny", "--task", "modsum", "--items", "0"], "eval.items is 0"),
+        (["eval", "tiny", "--task", "modsum", "--task.options.modulos", "3"], "did you mean modulus?"),
+        (["eval", "tiny", "--task", "modsum", "--task.held_out", "0"], "task.held_out is 0"),
+        (["eval", "tiny", "--recipe", "nowhere.yaml"], "nowhere.yaml: no such file"),
         (["info", "--wrong"], "--wrong"),
         (["info", "--device", "cuda"], "device 'cuda' needs a GPU"),
         (["verify", "tiny", "--device", "cuda"], "device 'cuda' needs a GPU"),
@@ -242,3 +251,28 @@ def test_help_is_quick_because_nothing_heavy_is_imported() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "verify" in done.stdout
+
+
+def test_eval_gives_what_the_run_that_made_the_model_measured(run: Run, tmp_path: Path) -> None:
+    folder = str(tmp_path / "run")
+    words = ["--run.folder", folder, "--steps", "2", "--warm_start.steps", "4", "--eval.items", "30", "--eval.n", "3"]
+    recipe = str(Path(RECIPE).with_name("tiny_modsum.yaml"))
+    assert run("train", recipe, *words, "--threads", "1", "--warm_start.until", "0")[0] == 0
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    argv = ["eval", f"{folder}/checkpoint", "--recipe", f"{folder}/config.yaml", "--json", "--threads", "1"]
+    code, out, _ = run(*argv)
+    found = json.loads(out)
+    assert code == 0
+    assert (found["mean"], found["pass_at"]["2"]) == (last["eval_success"], last["eval_pass_at_2"])
+    assert found["mean"] == sum(found["successes"]) / 90
+    assert found["tokens"] / 90 == last["eval_length_mean"]
+    assert len(found["successes"]) == found["items"] == 30
+    assert json.loads(run(*argv, "--k", "1", "3", "--items", "5")[1])["pass_at"].keys() == {"1", "3"}
+
+
+def test_eval_asks_a_task_without_a_recipe(run: Run) -> None:
+    argv = ["eval", "tiny-modsum", "--task", "modsum", "--task.options.max_terms", "5", "--items", "20", "--n", "2"]
+    code, out, _ = run(*argv, "--max-tokens", "5", "--temperature", "0.5")
+    assert code == 0
+    assert out.startswith("modsum: 20 held-out questions, 2 completions each, temperature 0.5\nmean@2  0.")
+    assert "pass@2" in out

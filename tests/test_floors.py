@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 SOURCES = {"vexact": ROOT / "vexact", "vexact_kernels": ROOT / "kernels" / "vexact_kernels"}
 FLOORS = [
     ["vexact_kernels", "vexact", "vexact.errors"],  # "vexact": the version in its __init__
-    ["vexact.recipe", "vexact.testing"],
+    ["vexact.recipe", "vexact.ranks", "vexact.testing"],
     ["vexact.model"],
     ["vexact.rollout", "vexact.training", "vexact.study", "vexact.tasks", "vexact.fetch"],
     ["vexact.loop", "vexact.verify"],

@@ -16,17 +16,36 @@ from helpers import assert_same_bits
 from vexact.loop import RunError, RunResult, train
 from vexact.loop.display import Display
 from vexact.loop.loop import Loop
+from vexact.loop.questions import Questions
 from vexact.model.checkpoint import fingerprint, load_weights
 from vexact.model.config import ModelConfig
-from vexact.recipe import ModelSection, OptimizerSection, Recipe, RunSection, SamplingSection, load_recipe
+from vexact.recipe import (
+    EvalSection,
+    LossSection,
+    ModelSection,
+    OptimizerSection,
+    Recipe,
+    RunSection,
+    SamplingSection,
+    TaskSection,
+    load_recipe,
+)
 from vexact.rollout.request import Request
 from vexact.rollout.sampler import Sampler
-from vexact.tasks import Answer, Item, Scores
+from vexact.tasks import Answer, Item, Scores, load_task
 from vexact.training.trainer import weights_of
 from vexact.verification.checks import thread_count
 from vexact_kernels import load
 
-TIMES = ("seconds", "sampling_seconds", "training_seconds", "sampling_tokens_per_second", "training_tokens_per_second")
+TIMES = (
+    "seconds",
+    "sampling_seconds",
+    "scoring_seconds",
+    "training_seconds",
+    "sampling_tokens_per_second",
+    "training_tokens_per_second",
+    "eval_seconds",
+)
 BASE = Recipe(
     name="test",
     steps=3,
@@ -103,8 +122,9 @@ def test_what_the_loop_rewards_becomes_more_frequent(tmp_path: Path) -> None:
     assert sum(rewards[-3:]) > sum(rewards[:3]) + 0.6
 
 
-def made(recipe: Recipe = BASE) -> Loop:
-    return Loop(recipe, Letters(), load(), lambda line: None)
+def made(recipe: Recipe = BASE, task: Any = None, model: str = "tiny") -> Loop:
+    recipe = replace(recipe, model=replace(recipe.model, path=model), eval=replace(recipe.eval, items=5))
+    return Loop(recipe, task or Letters(), load(), lambda line: None)
 
 
 def test_after_a_step_the_sampler_is_a_fresh_one_with_the_trained_weights() -> None:
@@ -123,10 +143,25 @@ def test_after_a_step_the_sampler_is_a_fresh_one_with_the_trained_weights() -> N
 
 
 def test_no_two_requests_of_a_run_share_an_address() -> None:
-    loop = made()
-    requests = [request for step in (0, 1, 2**31 - 1) for request in loop.requests(step, loop.items(step % 9))]
+    recipe = replace(BASE, sampling=replace(BASE.sampling, rounds=2))
+    questions = made(recipe, load_task(TaskSection(name="modsum", held_out=0.1), 0), "tiny-modsum").questions
+    requests = [
+        request
+        for step in (0, 1, 2**31 - 1)
+        for turn in (0, 1)
+        for request in questions.requests(step, questions.items(step % 9, turn), turn)
+    ]
+    requests += questions.evaluation(questions.held_out())
     assert len({request.id for request in requests}) == len(requests)
-    assert [item.index for step in (0, 1) for item in loop.items(step)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_no_question_is_asked_twice_while_there_are_others() -> None:
+    questions = made().questions
+    assert [item.index for step in (0, 1) for item in questions.items(step)] == [0, 1, 2, 3, 4, 5]
+    questions = made(replace(BASE, sampling=replace(BASE.sampling, rounds=2))).questions
+    asked = [item.index for step in (0, 1) for turn in (0, 1) for item in questions.items(step, turn)]
+    assert asked == list(range(12))
+    assert [item.index for item in questions.items(1, 1, 2)] == [9, 10]
 
 
 def test_a_rollout_is_scored_with_the_question_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,23 +175,28 @@ def test_a_rollout_is_scored_with_the_question_it_answers(monkeypatch: pytest.Mo
         return score(step, answers)
 
     monkeypatch.setattr(loop.scoring, "score", noted)
+    loop.versions.publish(1, loop.trainer.policy)
     loop.step(1, Display(Console(file=io.StringIO()), 2, 12))
-    items = {request.id: item for request, item in zip(loop.requests(1, loop.items(1)), loop.items(1), strict=True)}
+    questions = loop.questions
+    asked = questions.items(1)
+    items = {request.id: item for request, item in zip(questions.requests(1, asked), asked, strict=True)}
     assert len(given) == len({(answer.request, answer.sample) for answer in given}) == 12
     for answer in given:
         assert answer.item == items[answer.request]
-        assert answer.completion == loop.tokenizer.decode(answer.ids)
+        assert answer.completion == questions.tokenizer.decode(answer.ids)
 
 
 def test_completions_end_at_the_tasks_stop_and_at_the_models_end() -> None:
     loop = made()
-    assert loop.stop_ids == {ord("\n"), *loop.trainer.policy.config.eos_token_ids}
+    assert loop.questions.stop_ids == {ord("\n"), *loop.trainer.policy.config.eos_token_ids}
 
 
 def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
-    run(tmp_path / "run", replace(BASE, steps=0))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "letter.txt").write_text("of somebody else's")
     with pytest.raises(RunError, match="run: exists already and is not empty"):
         run(tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["letter.txt"]
 
 
 def test_a_model_that_cannot_be_loaded_leaves_no_folder(tmp_path: Path) -> None:
@@ -169,13 +209,46 @@ def test_a_model_that_cannot_be_loaded_leaves_no_folder(tmp_path: Path) -> None:
 def test_requests_that_can_never_be_served_leave_no_folder(
     pages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vexact.rollout.sampler._default_pages", lambda policy: pages)
+    monkeypatch.setattr("vexact.rollout.sampler.default_pages", lambda config, dtype: pages)
     out = io.StringIO()
     recipe = replace(BASE, sampling=replace(BASE.sampling, max_tokens=5000 if pages == 64 else 100))
     with pytest.raises(ValueError, match="max_tokens 5000 exceed the model's" if pages == 64 else "the pool has 1$"):
         run(tmp_path / "run", recipe, console=Console(file=out))
     assert not (tmp_path / "run").exists()
     assert out.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"loss": LossSection(overlong_buffer=6)}, r"loss\.overlong_buffer = 6 is more than sampling\.max_tokens = 5"),
+        ({"eval": EvalSection(items=3)}, r"eval\.items: the task Letters has no questions for evaluation"),
+        ({"steps": 99, "delay": 50}, r"sync\.every = 1 and delay = 50 keep 51 versions"),
+    ],
+)
+def test_what_would_fail_later_is_refused_at_the_beginning(
+    changes: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vexact.loop.loop.memory_of", lambda device: 10_000_000)
+    run(tmp_path / "before")
+    with pytest.raises(RunError, match=message):
+        run(tmp_path / "run", replace(BASE, **changes))
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_best_weights_are_kept_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    successes = iter([0.1, 0.4, 0.4, 0.3])
+    monkeypatch.setattr(Loop, "success", lambda loop, policy: {"success": next(successes)})
+    recipe = replace(
+        BASE, model=ModelSection("tiny-modsum"), task=TaskSection(name="modsum"), eval=EvalSection(items=5, every=1)
+    )
+    monkeypatch.setattr(Questions, "held_out", lambda questions: [])
+    result = run(tmp_path / "run", recipe, load_task(recipe.task, 0))
+    assert [line["eval_success"] for line in result.lines] == [0.1, 0.4, 0.4, 0.3]
+    assert [path.name for path in sorted(result.folder.glob("best-*"))] == ["best-000001"]
+    config = ModelConfig.from_folder(result.folder / "best-000001")
+    weights = load_weights(result.folder / "best-000001", config, say=lambda line: None)
+    assert fingerprint(weights) == result.lines[1]["fingerprint"]
 
 
 def test_an_interrupt_leaves_whole_lines(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_numbers_and_words_take_the_type_of_their_key(tmp_path: Path) -> None:
     assert recipe.run.checkpoint is False
 
 
-@pytest.mark.parametrize("name", ["smollm2_chain_sum", "tiny_chain_sum"])
+@pytest.mark.parametrize("name", sorted(path.stem for path in RECIPES.glob("*.yaml")))
 def test_a_resolved_recipe_is_read_back_as_itself(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(RECIPES / f"{name}.yaml", ["--optimizer.lr", "1e-07"])
     assert recipe.name == name
@@ -68,6 +68,16 @@ def test_keys_of_somebody_elses_are_kept_as_they_are(tmp_path: Path) -> None:
     assert recipe.task.options == {"a": 3, "deep": {"b": [2]}}
     assert recipe.task.chat_template_kwargs == {"enable_thinking": False}
     assert recipe.task.reward == Recipe().task.reward
+    assert load_recipe(written(tmp_path, recipe.to_yaml())) == recipe
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("wandb", ("wandb",)), ("[tensorboard, wandb]", ("tensorboard", "wandb")), ("", ()), ("[]", ())],
+)
+def test_a_list_of_words_may_have_one_or_none(text: str, expected: tuple[str, ...], tmp_path: Path) -> None:
+    recipe = load_recipe(written(tmp_path, ""), ["--run.loggers", text])
+    assert recipe.run.loggers == expected
     assert load_recipe(written(tmp_path, recipe.to_yaml())) == recipe
 
 
@@ -104,6 +114,11 @@ def test_a_recipe_cannot_be_changed() -> None:
         (["--loss.kl.estimator", "k1"],
          "loss.kl.estimator = k1 in the loss: log π − log π_ref has the gradient of log π alone, whose mean is 0 "
          "whatever π_ref is: noise and no penalty; use k2 or k3+, or loss.kl.place = reward"),
+        (["--warm_start.until", "1.5"], "warm_start.until = 1.5 is a share of completions, must be at most 1"),
+        (["--sync.every", "0"], "--sync.every: sync.every = 0 is below 1"),
+        (["--sync", "3"], "--sync: unknown key sync; sync is a section with keys of its own, as sync.every"),
+        (["--optimizer.schedule", "sine"],
+         "--optimizer.schedule: optimizer.schedule = 'sine' is not one of constant, linear, cosine"),
         (["--task.options", "3"], "--task.options: task.options = 3 is not keys and values"),
         (["--task.reward", "3"],
          "--task.reward: unknown key task.reward; task.reward is a section with keys of its own, "
@@ -111,6 +126,10 @@ def test_a_recipe_cannot_be_changed() -> None:
         (["--task.reward.flip", "1"], "--task.reward.flip: task.reward.flip = 1.0 must be below 1"),
         (["--task.option.a", "1"], "--task.option.a: unknown key task.option.a; did you mean task.options?"),
         (["--run.checkpoint", "3"], "--run.checkpoint: run.checkpoint = 3 is not true or false"),
+        (["--run.loggers", "tensorbord"],
+         "--run.loggers: run.loggers = 'tensorbord' is not one of tensorboard, wandb"),
+        (["--run.loggers", "false"], "--run.loggers: run.loggers = False is not a list of tensorboard, wandb"),
+        (["--checkpoint.keep", "0"], "--checkpoint.keep: checkpoint.keep = 0 is below 1"),
         (["--run.folder", "[a]"], "--run.folder: run.folder = ['a'] is not text"),
         (["--run.folder", "[a"], "--run.folder: '[a' is not a value"),
         (["--steps"], "--steps: a value is missing"),

@@ -18,7 +18,7 @@ from vexact.model.checkpoint import save_folder
 from vexact.model.policy import Policy
 from vexact.model.tiny import tiny_config, tiny_weights
 from vexact.testing import Comparison, compare_bits
-from vexact.verification import checks, control, mutants
+from vexact.verification import checks, control, mutants, updates
 from vexact.verification.report import as_annotations, as_json, as_junit
 from vexact.verification.result import (
     CHUNKED,
@@ -163,6 +163,11 @@ def test_mutants_name_the_line_that_catches_them() -> None:
 def test_every_mutant_is_caught_where_the_honest_policy_passes(mutant: mutants.Mutant, dtype: torch.dtype) -> None:
     assert mutant.run(Subject(policy(dtype), verify.MUTANT_SIZES)).differ == 0
     assert mutant.run(mutant.make(policy(dtype), verify.MUTANT_SIZES)).differ > 0
+
+
+def test_ranks_that_add_up_their_own_lanes_first_are_caught_in_a_whole_step() -> None:
+    assert updates.step_on_ranks(Subject(policy(), verify.MUTANT_SIZES), 2).differ == 0
+    assert updates.step_on_ranks(mutants.Reducing(policy(), verify.MUTANT_SIZES), 2).differ > 0
 
 
 def test_a_whole_verification_of_a_broken_sampler_differs(monkeypatch: pytest.MonkeyPatch) -> None:

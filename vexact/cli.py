@@ -129,23 +129,72 @@ class Score(Computing):
 
 @dataclass(frozen=True)
 class Train:
-    """Run a recipe. Any of its values can be given: `--device cuda`, `--section.key value`."""
+    """Run a recipe, or continue a run: give its folder, or a recipe whose `run.folder` holds a run of it already.
+
+    Any of the recipe's values can be given: `--device cuda`, `--section.key value`. On 2, 4 or 8 processes:
+    `torchrun --nproc-per-node 2 --no-python vexact train RECIPE.yaml`.
+    """
 
     recipe: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE.yaml")]
-    """The recipe."""
+    """The recipe, or a run's folder."""
+    dry_run: bool = False
+    """Say what each device would hold, and try one small step where that fits; write nothing."""
     threads: int = 0
     """Threads, by default as many as torch takes."""
 
     def run(self, overrides: Sequence[str] = ()) -> int:
+        import torch
         from rich.console import Console
 
         from vexact.loop import train
-        from vexact.recipe import load_recipe
+        from vexact.loop.dry_run import dry_run
+        from vexact.loop.resume import load_run
+        from vexact.ranks import ranks_of
 
-        recipe = load_recipe(self.recipe, list(overrides))
-        kernels = _kernels(recipe.device, recipe.profile, self.threads)
-        train(recipe, kernels=kernels, console=Console())
+        recipe = load_run(self.recipe, list(overrides))
+        ranks = ranks_of(os.environ, recipe.device)
+        if self.dry_run:
+            here = recipe.device == "cpu" or torch.cuda.is_available()
+            kernels = _kernels(recipe.device, recipe.profile, self.threads) if here else None
+            dry_run(recipe, kernels, Console(), ranks)
+        else:
+            kernels = _kernels(recipe.device, recipe.profile, self.threads)
+            train(recipe, kernels=kernels, console=Console(), ranks=ranks)
+        ranks.close()
         return 0
+
+
+@dataclass(frozen=True)
+class Eval(Computing):
+    """Measure held-out success: mean@n and pass@k. Any value of a recipe can be given: `--task.options.terms 3`."""
+
+    model: Model
+    """A Hugging Face folder, `tiny` or `tiny-modsum`."""
+    task: str = ""
+    """chain_sum, modsum, file, or a reasoning-gym task; by default the recipe's."""
+    recipe: Path | None = None
+    """A recipe, or the config.yaml of a run, whose task and eval section hold where no flag says otherwise."""
+    items: int | None = None
+    """Held-out questions, by default the recipe's, or 100."""
+    n: int | None = None
+    """Completions of a question, by default the recipe's, or 1."""
+    k: tuple[int, ...] = ()
+    """pass@k for these, by default for the powers of two up to n."""
+    temperature: float | None = None
+    """By default the recipe's, or 1; 0 takes the most likely token."""
+    max_tokens: int | None = None
+    """Most tokens of a completion, by default the recipe's, or 64."""
+    seed: int | None = None
+    """Addresses questions and draws, by default the recipe's, or 0."""
+    dtype: Dtype | None = None
+    """Compute dtype, by default the checkpoint's."""
+    json: bool = False
+    """Print JSON."""
+
+    def run(self, overrides: Sequence[str] = ()) -> int:
+        from vexact.commands.eval import run
+
+        return run(self, overrides)
 
 
 @dataclass(frozen=True)
@@ -182,6 +231,7 @@ Command = (
     | Annotated[Generate, tyro.conf.subcommand("generate", prefix_name=False)]
     | Annotated[Score, tyro.conf.subcommand("score", prefix_name=False)]
     | Annotated[Train, tyro.conf.subcommand("train", prefix_name=False)]
+    | Annotated[Eval, tyro.conf.subcommand("eval", prefix_name=False)]
     | Annotated[Fetch, tyro.conf.subcommand("fetch", prefix_name=False)]
     | Annotated[Info, tyro.conf.subcommand("info", prefix_name=False)]
 )
@@ -192,7 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault(SPIN_VARIABLE, SPINS)
     try:
         command, unknown = _parsed(sys.argv[1:] if argv is None else argv)
-        if isinstance(command, Train):
+        if isinstance(command, Train | Eval):
             return command.run(unknown)
         if unknown:
             raise BadInput(f"unrecognized arguments: {' '.join(unknown)}")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from checkpoints import FAMILIES, build
+from helpers import assert_same_bits
 from vexact.model.gradients import Gradients
 from vexact.model.parameters import unstack
 from vexact.model.policy import Policy, Scored
@@ -100,3 +101,17 @@ def test_a_batch_without_lanes_or_a_missing_pass_is_refused() -> None:
     sums = Gradients(policy.config, policy.ops.kernels)
     with pytest.raises(RuntimeError, match="no gradient reached"):
         sums.totals()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_layers_that_are_computed_again_give_the_same_gradients(
+    family: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    policy = Policy.load(build(tmp_path / family, FAMILIES[family](dtype="float32")), load("cpu"), dtype)
+    kept, again = (Gradients(policy.config, policy.ops.kernels) for _ in range(2))
+    for sums, recompute in ((kept, False), (again, True)):
+        for _, result in policy.gradient_passes(sequences(), sums, 120, recompute=recompute):
+            torch.autograd.backward([result.logprob, result.entropy], [torch.ones_like(result.logprob)] * 2)
+    for name, gradient in kept.totals().items():
+        assert_same_bits(again.totals()[name], gradient, name)

@@ -43,25 +43,47 @@ class Display:
         self._progress.update(self._bar, description=f"step {step + 1}/{self._steps}: training")
 
     def stepped(self, line: Line) -> None:
+        """line: of a step, or of what came before the first one."""
+        if line["step"] >= 0:
+            self._step(line)
+        if "eval_success" in line:
+            self._console.print(_evaluation(line, self._steps), soft_wrap=True, highlight=False)
+
+    def _step(self, line: Line) -> None:
+        """At most 100 columns, unless there is something to be said about the step."""
+        lag = f"  lag {line['lag']}" if line["lag"] else ""
         skipped = f"  skipped: {line['skipped']}" if line["skipped"] else ""
         self._console.print(
             f"step {line['step'] + 1}/{self._steps}  reward {line['reward_mean']:.3f}  "
-            f"groups with spread {line['groups'] - line['zero_spread_groups']}/{line['groups']}  "
-            f"mismatch {line['mismatch_tokens']} of {line['tokens']} tokens  "
-            f"grad norm {line['grad_norm']:.3g}  entropy {line['entropy']:.3f}  "
-            f"sampling {line['sampling_tokens_per_second']:.0f} tok/s  "
-            f"training {line['training_tokens_per_second']:.0f} tok/s  {line['seconds']:.1f} s{skipped}",
+            f"spread {line['groups'] - line['zero_spread_groups']}/{line['groups']}  "
+            f"mismatch {line['mismatch_tokens']}/{line['mismatch_compared']}{lag}  grad {line['grad_norm']:.2g}  "
+            f"sample {_short(line['sampling_tokens_per_second'])}, "
+            f"train {_short(line['training_tokens_per_second'])} tok/s  {line['seconds']:.1f} s{skipped}",
             soft_wrap=True,
             highlight=False,
         )
 
 
+def _short(rate: float) -> str:
+    """870, 3.7k, 14k."""
+    return f"{rate:.0f}" if rate < 1000 else f"{rate / 1000:.{1 if rate < 10000 else 0}f}k"
+
+
 def summary(lines: Sequence[Line], folder: Path) -> Table:
     """The run in a few rows."""
     table = Table(show_header=False, title="run", title_justify="left")
+    measured = [line for line in lines if "eval_success" in line]
+    lines = [line for line in lines if line["step"] >= 0]
+    if measured:
+        best = max(measured, key=lambda line: line["eval_success"])
+        table.add_row(
+            "held-out success",
+            f"{measured[0]['eval_success']:.3f} → {measured[-1]['eval_success']:.3f}, "
+            f"best {best['eval_success']:.3f} behind step {best['step'] + 1}",
+        )
     if lines:
         first, last = lines[0], lines[-1]
-        tokens, mismatch = (sum(line[key] for line in lines) for key in ("tokens", "mismatch_tokens"))
+        tokens, mismatch = (sum(line[key] for line in lines) for key in ("mismatch_compared", "mismatch_tokens"))
         largest = max(line["mismatch_max"] for line in lines)
         low, high = min(line["ratio_min"] for line in lines), max(line["ratio_max"] for line in lines)
         table.add_row("reward", f"{first['reward_mean']:.3f} → {last['reward_mean']:.3f}")
@@ -71,3 +93,14 @@ def summary(lines: Sequence[Line], folder: Path) -> Table:
         table.add_row("weights", f"version {last['version']}, {last['fingerprint'][:16]}")
     table.add_row("folder", str(folder))
     return table
+
+
+def _evaluation(line: Line, steps: int) -> str:
+    sampler = line["eval_sampler_success"]
+    passed = [(key, line[key]) for key in line if key.startswith("eval_pass_at_")]
+    return (
+        f"step {line['step'] + 1}/{steps}  held-out success {line['eval_success']:.3f}"
+        + "".join(f"  pass@{key.rpartition('_')[2]} {value:.3f}" for key, value in passed)
+        + (f"  sampler {sampler:.3f}" if sampler != line["eval_success"] else "")
+        + f"  {line['eval_seconds']:.1f} s"
+    )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -12,142 +11,281 @@ from typing import Any
 from rich.console import Console
 
 from vexact.loop.display import Display, summary
-from vexact.loop.folder import RunFolder, free_path
+from vexact.loop.evaluation import evaluate
+from vexact.loop.folder import METRICS, RunError, read_lines, remove_folder, run_path
+from vexact.loop.gathered import Gathered, gather, joined
+from vexact.loop.measures import lag_measures, length_measures, replayed, time_measures
+from vexact.loop.questions import Questions
+from vexact.loop.resume import check_same, is_done
+from vexact.loop.rollouts import Sampled
+from vexact.loop.run import Run, check_extras
+from vexact.loop.sharing import SharedScoring, sample_shared
+from vexact.loop.versions import Versions, check_memory, largest_lag, memory_of
+from vexact.loop.warm_start import CROSS_ENTROPY, WarmStart, supervised_optimizer
 from vexact.model.checkpoint import load_weights, save_folder
 from vexact.model.config import DTYPES, ModelConfig
+from vexact.model.policy import Policy
 from vexact.model.rollout import Rollout
 from vexact.model.tiny import named_config, tiny_weights
-from vexact.model.tokenizer import Tokenizer, load_tokenizer, prompt_ids
-from vexact.recipe import Recipe
+from vexact.model.tokenizer import load_tokenizer
+from vexact.ranks import Ranks
+from vexact.recipe import LossSection, OptimizerSection, Recipe
 from vexact.rollout.request import Request
 from vexact.rollout.sampler import Sampler
-from vexact.tasks import Answer, Item, Scores, Scoring, Task, load_task
-from vexact.training.advantage import Advantages, group_advantages
+from vexact.tasks import Scores, Task, load_task
+from vexact.training.schedule import learning_rate
 from vexact.training.trainer import Trainer, weights_of
 from vexact_kernels import Kernels
+
+BEGINNING = -1  # the step of the line that says what was before the first one
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """folder: where the run lies. lines: what metrics.jsonl holds, one mapping a step."""
+    """folder: where the run lies. lines: what metrics.jsonl holds: one mapping a step, and before them one of step −1
+    where a warm start or an evaluation came before the first step."""
 
     folder: Path
     lines: list[dict[str, Any]]
 
 
-def train(recipe: Recipe, *, kernels: Kernels, console: Console, task: Task | None = None) -> RunResult:
+def train(
+    recipe: Recipe, *, kernels: Kernels, console: Console, task: Task | None = None, ranks: Ranks | None = None
+) -> RunResult:
     """Run a recipe and leave a run folder. kernels: those of its device and profile.
 
-    task: one of your own, in place of the one that the recipe names.
+    task: one of your own, in place of the one that the recipe names. ranks: the processes that share the run, each of
+    which calls this; the first alone writes.
 
     Raises BadInput and leaves nothing behind. An interrupt is passed on after the summary; metrics.jsonl then holds the
     steps that were finished.
     """
-    path = free_path(recipe.run, recipe.name)
+    ranks = ranks or Ranks()
+    console = console if ranks.first else Console(quiet=True)
+    path = ranks.from_first(lambda: run_path(recipe))
+    check_extras(recipe)
+    if ranks.from_first(lambda: check_same(recipe, path) and is_done(recipe, path)):
+        lines = read_lines(path / METRICS)
+        console.print(summary(lines, path))
+        return RunResult(path, lines)
     task = task or load_task(recipe.task, recipe.seed)
-    loop = Loop(recipe, task, kernels, lambda line: console.print(line, soft_wrap=True, highlight=False))
+    say = lambda line: console.print(line, soft_wrap=True, highlight=False)  # noqa: E731
+    loop = Loop(recipe, task, kernels, say, ranks)
     loop.check()
-    folder = RunFolder(path, recipe)
-    folder.write_environment(loop.trainer.policy, loop.trainer.fingerprint())
-    lines: list[dict[str, Any]] = []
-    try:
-        with Display(console, recipe.steps, recipe.sampling.prompts * recipe.sampling.samples) as display:
-            for step in range(recipe.steps):
-                lines.append(loop.step(step, display))
-                folder.append(lines[-1])
-                display.stepped(lines[-1])
-        if recipe.run.checkpoint:
-            loop.save(folder.checkpoint)
-    finally:
-        console.print(summary(lines, folder.path))
-    return RunResult(folder.path, lines)
+    with Run(path, recipe, ranks, say) as run:
+        first = loop.take_up(run)
+        lines = run.lines()
+        try:
+            with Display(console, recipe.steps, recipe.sampling.prompts * recipe.sampling.samples) as display:
+                for step in range(first, recipe.steps):
+                    line = loop.step(step, display) if step >= 0 else loop.begin(say)
+                    line = {**line, **loop.evaluate(step)}
+                    ranks.agree("weights fingerprint", line.get("fingerprint"))
+                    if line:
+                        lines.append(run.stepped({"step": step, **line}, loop.sampled))
+                        display.stepped(lines[-1])
+                    if loop.improved and ranks.first:
+                        save_best(loop, step + 1, path)
+                    run.keep(loop.trainer, step + 1, loop.values(), loop.versions.policies())
+            run.finish(loop.trainer, loop.save)
+        finally:
+            console.print(summary(lines, path))
+    return RunResult(path, lines)
 
 
 class Loop:
-    """What a run keeps from step to step. A step is a function of (recipe, step, weights)."""
+    """What a run keeps from step to step. A step is a function of (recipe, step, weights).
 
-    def __init__(self, recipe: Recipe, task: Task, kernels: Kernels, say: Callable[[str], None]) -> None:
-        self.recipe, self.task = recipe, task
-        self.scoring = Scoring(task, recipe.task, recipe.seed)
-        self.trainer = load_trainer(recipe, kernels, say)
-        self.tokenizer = load_tokenizer(recipe.model.path)
+    State beside the trainer: `versions` (its held policies and its origin), `lr_scale`, `best`, the greatest success of
+    the trainer's policy so far. improved: whether the last evaluation was that one. sampled: of the last step.
+    """
+
+    def __init__(
+        self, recipe: Recipe, task: Task, kernels: Kernels, say: Callable[[str], None], ranks: Ranks | None = None
+    ) -> None:
+        self.recipe, self.task, self.ranks = recipe, task, ranks or Ranks()
+        self.scoring = SharedScoring(task, recipe.task, recipe.seed, self.ranks)
+        if recipe.warm_start.steps:
+            optimizer = supervised_optimizer(recipe)
+            self.trainer = load_trainer(recipe, kernels, say, CROSS_ENTROPY, optimizer, ranks=self.ranks)
+        else:
+            self.trainer = load_trainer(recipe, kernels, say, max_lag=largest_lag(recipe), ranks=self.ranks)
+        self.questions = Questions(recipe, task, load_tokenizer(recipe.model.path), self.trainer.policy.config)
         self.sampler = self.new_sampler()
-        config = self.trainer.policy.config
-        known = min(self.tokenizer.size, config.vocab_size)
-        self.stop_ids = stop_ids(self.tokenizer, known, self.task.stop) | set(config.eos_token_ids)
+        self.versions = Versions(recipe.sync.every, recipe.delay)
+        self.versions.publish(0, self.trainer.policy)
+        self.lr_scale, self.best, self.improved = 1.0, -1.0, False
+        self.sampled: Sampled | None = None
+
+    def values(self) -> dict[str, Any]:
+        """What of the state beside the trainer is not a policy, as JSON."""
+        return {"origin": self.versions.origin, "lr_scale": self.lr_scale, "best": self.best}
+
+    def take_up(self, run: Run) -> int:
+        """Go on where the run's folder ends. The step to begin with."""
+        if run.state is not None and self.recipe.warm_start.steps:
+            self.reinforce()
+        restored = run.take_up(self.trainer)
+        if restored is None:
+            return BEGINNING
+        step, values = restored.progress.step, restored.progress.loop
+        self.lr_scale, self.best = values["lr_scale"], values["best"]
+        self.versions.restore(values["origin"], restored.policies)
+        self.sampler.adopt(self.versions.policy(step))
+        return step
 
     def new_sampler(self) -> Sampler:
         sampling = self.recipe.sampling
         return Sampler(
             self.trainer.policy,
+            sampling.pages or None,
             tokens_per_step=sampling.tokens_per_step,
             chunk=sampling.chunk,
             running=sampling.running,
         )
 
     def check(self) -> None:
-        """Raise BadInput where a request of the first step can never be served: the model's positions, the pool."""
+        """Raise BadInput for what would fail later: requests that can never be served, by the model's positions or the
+        pool; versions that do not fit into memory; questions for evaluation, or solutions, that are not there."""
+        recipe, policy = self.recipe, self.trainer.policy
+        check_memory(recipe, policy.config, policy.dtype, memory_of(policy.device))
+        if recipe.loss.overlong_buffer > recipe.sampling.max_tokens:
+            raise RunError(
+                f"loss.overlong_buffer = {recipe.loss.overlong_buffer} is more than "
+                f"sampling.max_tokens = {recipe.sampling.max_tokens}"
+            )
+        if recipe.warm_start.steps and recipe.warm_start.until and not recipe.eval.items:
+            raise RunError("warm_start.until looks at held-out success: eval.items says of how many questions")
         unused = self.new_sampler()
-        for request in self.requests(0, self.items(0)):
+        requests = self.questions.requests(0, self.questions.items(0))
+        if recipe.eval.items:
+            requests += self.questions.evaluation(self.questions.held_out())
+        for request in requests:
             unused.add(request)
+        if recipe.warm_start.steps:
+            self.questions.solutions(0, 1, policy)
+
+    def begin(self, say: Callable[[str], None]) -> dict[str, Any]:
+        """What comes before the first step: the warm start, and then the trainer that reinforcement needs."""
+        if not self.recipe.warm_start.steps:
+            return {}
+        begin = perf_counter()
+        trainer = self.trainer
+        start = WarmStart(self.recipe, self.questions, trainer, lambda: self.success(trainer.policy)["success"], say)
+        line = start.run()
+        self.reinforce()
+        return {**line, "seconds": perf_counter() - begin, "fingerprint": self.trainer.fingerprint()}
+
+    def reinforce(self) -> None:
+        """Replace the warm start's trainer by one of the recipe's loss and optimizer, with the same masters, fresh
+        moments, and version 0."""
+        before, recipe = self.trainer, self.recipe
+        self.trainer = Trainer(
+            replace(before.policy, version=0),
+            before.optimizer.masters,
+            recipe.loss,
+            recipe.optimizer,
+            max_lag=largest_lag(recipe),
+            ranks=self.ranks,
+        )
+        self.versions.publish(0, self.trainer.policy)
 
     def step(self, step: int, display: Display) -> dict[str, Any]:
         """One round of the loop; what it measured, by name."""
+        recipe, sampler, before = self.recipe, self.versions.policy(step), self.trainer.policy
         begin = perf_counter()
         display.sampling(step)
-        items = self.items(step)
-        requests = self.requests(step, items)
-        asked = {request.id: item for request, item in zip(requests, items, strict=True)}
-        rollouts = self.sampler.run(requests, display.sampled)
+        found, scoring = self.gather(step, sampler, display)
         sampled = perf_counter()
         display.training(step)
-        scores = self.scores(step, asked, rollouts)
-        advantages = self.advantages(rollouts, scores.rewards)
-        metrics = self.trainer.step(rollouts, advantages.values)
+        self.trainer.optimizer.lr = learning_rate(recipe.optimizer, step, recipe.steps) * self.lr_scale
+        advantages = self.trainer.advantages(found.rollouts, found.rewards, max_tokens=recipe.sampling.max_tokens)
+        metrics = asdict(self.trainer.step(found.rollouts, advantages.values))
         trained = perf_counter()
-        self.sampler.adopt(self.trainer.policy)
+        again = replayed(found.rollouts, sampler, before, recipe.optimizer.tokens_at_once)
+        metrics.update(lag_measures(found.rollouts, sampler, before, again))
+        self.sampled = Sampled(
+            rollouts=found.sampled,
+            scores=joined(found.scores),
+            trained=found.rollouts,
+            advantages=advantages.values,
+            scored=self.trainer.scored,
+            replayed=again,
+            decode=self.questions.tokenizer.decode,
+        )
         return {
-            "step": step,
-            **_reward_measures(scores.rewards, advantages),
-            **scores.metrics(),
-            **asdict(metrics),
-            **_length_measures(rollouts),
-            **_time_measures(rollouts, sampled - begin, trained - sampled),
+            **found.metrics(),
+            "groups": advantages.groups,
+            "zero_spread_groups": advantages.zero_spread,
+            **metrics,
+            "lr": self.trainer.optimizer.lr,
+            "remedy_after": self.obey(step, metrics),
+            **length_measures(found.sampled),
+            **time_measures(found.sampled, sampled - begin - scoring, scoring, trained - sampled),
             "fingerprint": self.trainer.fingerprint(),
         }
 
-    def items(self, step: int) -> list[Item]:
-        """The questions of a step: their positions follow from the step alone."""
-        count = self.recipe.sampling.prompts
-        return [self.task.item(step * count + i) for i in range(count)]
+    def gather(self, step: int, sampler: Policy, display: Display) -> tuple[Gathered, float]:
+        """The rollouts of a step, and the seconds that their scores took."""
+        seconds = 0.0
 
-    def requests(self, step: int, items: Sequence[Item]) -> list[Request]:
-        """One request an item. The id holds the step, so no two draws of a run share an address."""
-        sampling = self.recipe.sampling
-        return [
-            Request(
-                id=(step << 32) + i,
-                prompt=prompt_ids(self.tokenizer, item.prompt, self.recipe.task.chat_template_kwargs),
-                n=sampling.samples,
-                temperature=sampling.temperature,
-                seed=self.recipe.seed,
-                max_tokens=sampling.max_tokens,
-                stop_ids=self.stop_ids,
-            )
-            for i, item in enumerate(items)
-        ]
+        def sample(turn: int, count: int) -> tuple[list[Rollout], Scores]:
+            nonlocal seconds
+            items = self.questions.items(step, turn, count)
+            requests = self.questions.requests(step, items, turn)
+            asked = {request.id: item for request, item in zip(requests, items, strict=True)}
+            rollouts = self.sample(sampler, requests, display.sampled)
+            begin = perf_counter()
+            # All of a round together: some reward functions want them so.
+            scores = self.scoring.score(step, self.questions.answers(asked, rollouts))
+            seconds += perf_counter() - begin
+            return rollouts, scores
 
-    def scores(self, step: int, asked: Mapping[int, Item], rollouts: Sequence[Rollout]) -> Scores:
-        """All rollouts of a step together: some reward functions want them so. asked: the item of each request."""
-        answers = [
-            Answer(asked[rollout.request], self.tokenizer.decode(rollout.completion), *rollout.id, rollout.completion)
-            for rollout in rollouts
-        ]
-        return self.scoring.score(step, answers)
+        return gather(self.recipe.sampling, sample), seconds
 
-    def advantages(self, rollouts: Sequence[Rollout], rewards: Sequence[float]) -> Advantages:
-        groups = [rollout.request for rollout in rollouts]
-        return group_advantages(rewards, groups, scale=self.recipe.loss.advantage == "group_std")
+    def sample(
+        self, policy: Policy, requests: Sequence[Request], progress: Callable[[int], None] | None = None
+    ) -> list[Rollout]:
+        """Rollouts of that policy, in order of their ids."""
+        self.sampler.adopt(policy)
+        return sample_shared(self.sampler, requests, self.ranks, progress)
+
+    def obey(self, step: int, metrics: dict[str, Any]) -> str:
+        """Do what the remedy wants behind a step, and publish its weights. Raises RunError for a rollback."""
+        remedy = self.trainer.remedy
+        wanted = "none" if remedy is None else remedy.after_update(metrics)
+        if wanted == "rollback":
+            raise RunError(f"step {step + 1}: the remedy wants a rollback, which this loop cannot do")
+        if wanted == "scale_lr":
+            self.lr_scale *= self.recipe.optimizer.remedy_scale
+        if wanted == "sync":
+            self.versions.sync(step + 1)
+        self.versions.publish(step + 1, self.trainer.policy)
+        self.sampler.adopt(self.versions.policy(step + 1))
+        return wanted
+
+    def evaluate(self, step: int) -> dict[str, Any]:
+        """Held-out success behind a step where one is due, of the trainer's policy and of the next step's sampler."""
+        section, done = self.recipe.eval, step + 1
+        self.improved = False
+        due = done in (0, self.recipe.steps) or (section.every and done % section.every == 0)
+        if not section.items or not due:
+            return {}
+        policy, sampler = self.trainer.policy, self.versions.policy(done)
+        begin = perf_counter()
+        of_trainer = self.success(policy)
+        of_sampler = of_trainer if sampler is policy else self.success(sampler)
+        self.improved = section.best and of_trainer["success"] > self.best
+        self.best = max(self.best, of_trainer["success"])
+        return {
+            **{f"eval_{name}": value for name, value in of_trainer.items()},
+            **{f"eval_sampler_{name}": value for name, value in of_sampler.items()},
+            "eval_seconds": perf_counter() - begin,
+        }
+
+    def success(self, policy: Policy) -> dict[str, Any]:
+        """Of a policy on the held-out questions, by name."""
+        return evaluate(policy, self.questions, self.scoring, self.sample).metrics()
 
     def save(self, folder: Path) -> None:
         """The policy as a Hugging Face folder, in the dtype it computes in."""
@@ -155,8 +293,28 @@ class Loop:
         save_folder(folder, policy.config, weights_of(policy), None if named_config(model) else model)
 
 
-def load_trainer(recipe: Recipe, kernels: Kernels, say: Callable[[str], None]) -> Trainer:
-    """The model of a recipe, ready to be trained. say: hears what was found in the checkpoint."""
+def save_best(loop: Loop, steps: int, folder: Path) -> None:
+    """Save the policy as `best-STEPS`, then remove the best one before: whenever killed, a whole one is there."""
+    name = f"best-{steps:06d}"
+    remove_folder(folder / name)
+    loop.save(folder / name)
+    for other in folder.glob("best-*"):
+        if other.name != name:
+            remove_folder(other)
+
+
+def load_trainer(
+    recipe: Recipe,
+    kernels: Kernels,
+    say: Callable[[str], None],
+    loss: LossSection | None = None,
+    optimizer: OptimizerSection | None = None,
+    **options: Any,
+) -> Trainer:
+    """The model of a recipe, ready to be trained. say: hears what was found in the checkpoint.
+
+    loss, optimizer: by default the recipe's. options: further ones of Trainer.
+    """
     path, dtype = recipe.model.path, DTYPES.get(recipe.model.dtype)
     config = named_config(path)
     if config is not None:
@@ -164,41 +322,5 @@ def load_trainer(recipe: Recipe, kernels: Kernels, say: Callable[[str], None]) -
     else:
         config = ModelConfig.from_folder(path)
         weights = load_weights(path, config, dtype, say)
-    return Trainer.of(config, weights, kernels, dtype or config.dtype, recipe.loss, recipe.optimizer)
-
-
-def stop_ids(tokenizer: Tokenizer, known: int, stop: str) -> frozenset[int]:
-    """Ids below `known` whose text holds `stop`; none where it is empty."""
-    return frozenset(token for token in range(known) if stop and stop in tokenizer.decode([token]))
-
-
-def _reward_measures(rewards: Sequence[float], advantages: Advantages) -> dict[str, Any]:
-    return {
-        "reward_mean": math.fsum(rewards) / len(rewards),
-        "reward_min": min(rewards),
-        "reward_max": max(rewards),
-        "groups": advantages.groups,
-        "zero_spread_groups": advantages.zero_spread,
-    }
-
-
-def _length_measures(rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    lengths = [len(rollout.completion) for rollout in rollouts]
-    return {
-        "completion_length_mean": sum(lengths) / len(lengths),
-        "completion_length_max": max(lengths),
-        "stopped": sum(rollout.finish == "stop" for rollout in rollouts),
-    }
-
-
-def _time_measures(rollouts: Sequence[Rollout], sampling: float, training: float) -> dict[str, Any]:
-    """Seconds; sampling counts completion tokens a second, training all tokens of the rollouts."""
-    sampled = sum(len(rollout.completion) for rollout in rollouts)
-    trained = sum(len(rollout.prompt) + len(rollout.completion) for rollout in rollouts)
-    return {
-        "sampling_seconds": sampling,
-        "training_seconds": training,
-        "seconds": sampling + training,
-        "sampling_tokens_per_second": sampled / sampling,
-        "training_tokens_per_second": trained / training,
-    }
+    loss, optimizer = loss or recipe.loss, optimizer or recipe.optimizer
+    return Trainer.of(config, weights, kernels, dtype or config.dtype, loss, optimizer, **options)

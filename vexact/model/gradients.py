@@ -7,12 +7,13 @@ how the step was cut into micro-batches, how those were packed, or in which orde
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from vexact.model.checkpoint import shapes
 from vexact.model.config import ModelConfig
 from vexact.model.parameters import EMBEDDING, stacks
 from vexact_kernels import LANES, Kernels, Segments, Stream
@@ -99,17 +100,38 @@ class Gradients:
 
     def totals(self) -> dict[str, Tensor]:
         """Gradient of every stack. Raises RuntimeError where a parameter met no backward pass."""
-        totals: dict[str, Tensor] = {}
-        for name in stacks(self.config):
-            if name == EMBEDDING:
-                continue
-            totals[name] = self._total(name)
-        lookup = self._total(EMBEDDING_STREAM)
-        tied = self.config.tie_word_embeddings
-        totals[EMBEDDING] = self.kernels.add(self._total(EMBEDDING), lookup) if tied else lookup
-        return totals
+        return stack_totals(self.config, {name: self.total(name) for name in stream_shapes(self.config)}, self.kernels)
 
-    def _total(self, name: str) -> Tensor:
+    def total(self, name: str) -> Tensor:
+        """The finished lanes of one stream, added up. Raises RuntimeError where it met no backward pass."""
         if name not in self._streams or self._streams[name].total_is_zero:
             raise RuntimeError(f"no gradient reached {name}: run the step's backward passes first")
         return self._streams[name].total
+
+
+def stream_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every stream of a model: one a stack, and that of the embedding's lookup, which an untied embedding has alone."""
+    of_tensors = shapes(config)
+    streams: dict[str, tuple[int, ...]] = {}
+    for name, parts in stacks(config).items():
+        rows = sum(of_tensors[part][0] for part in parts)
+        streams[name] = (rows, *of_tensors[parts[0]][1:])
+    streams[EMBEDDING_STREAM] = streams[EMBEDDING]
+    if not config.tie_word_embeddings:
+        del streams[EMBEDDING]
+    return streams
+
+
+def stack_of(stream: str) -> str:
+    """The stack whose gradient a stream is part of."""
+    return EMBEDDING if stream == EMBEDDING_STREAM else stream
+
+
+def stack_totals(config: ModelConfig, totals: Mapping[str, Tensor], kernels: Kernels) -> dict[str, Tensor]:
+    """Gradients of stacks from the totals of all their streams: a tied weight's two are added, once."""
+    gradients = {name: total for name, total in totals.items() if name != EMBEDDING_STREAM}
+    if EMBEDDING_STREAM in totals:
+        lookup = totals[EMBEDDING_STREAM]
+        tied = config.tie_word_embeddings
+        gradients[EMBEDDING] = kernels.add(totals[EMBEDDING], lookup) if tied else lookup
+    return gradients

@@ -6,6 +6,7 @@ exact ops answer with themselves.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,10 @@ class Ops:
     def over(self, batch: Batch) -> Ops:
         """These ops, knowing which batch they compute."""
         return self
+
+    def block(self, run: Callable[[Tensor, Ops], Tensor], x: Tensor) -> Tensor:
+        """run(x, ops): a part of the forward that follows from x [N, D] alone, so that it can be computed again."""
+        return run(x, self)
 
     def embed(self, tokens: Tensor, weight: Matrix) -> Tensor:
         """tokens int64 [N] → [N, D]."""

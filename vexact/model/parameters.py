@@ -65,11 +65,16 @@ def stack(config: ModelConfig, tensors: Mapping[str, Tensor], name: str) -> Tens
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def unstack(config: ModelConfig, stacked: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Hugging Face name → view of the rows in its stack."""
+def unstack(config: ModelConfig, stacked: Mapping[str, Tensor], *, partly: bool = False) -> dict[str, Tensor]:
+    """Hugging Face name → view of the rows in its stack. partly: some stacks may be absent, and so are their tensors.
+
+    Raises KeyError on a stack that is missing otherwise.
+    """
     widths = {"q": config.num_heads, "k": config.num_kv_heads, "v": config.num_kv_heads}
     tensors: dict[str, Tensor] = {}
     for name, parts in stacks(config).items():
+        if partly and name not in stacked:
+            continue
         if len(parts) == 1:
             tensors[parts[0]] = stacked[name]
         elif ".qkv_proj." in name:

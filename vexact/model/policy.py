@@ -106,19 +106,26 @@ class Policy:
         return _joined(parts, self.device)
 
     def gradient_passes(
-        self, sequences: Sequence[Scored], gradients: Gradients, tokens_at_once: int = TOKENS_AT_ONCE
+        self,
+        sequences: Sequence[Scored],
+        gradients: Gradients,
+        tokens_at_once: int = TOKENS_AT_ONCE,
+        *,
+        one_lane: bool = False,
+        recompute: bool = False,
     ) -> Iterator[tuple[slice, Logprobs]]:
         """Micro-batches of a step with gradients: (rows of the step, log-probabilities that autograd can go back from).
 
-        sequences: those of the whole step in order of their ids, each with at least one scored token; call backward on
-        every micro-batch before asking for the next. Parameter gradients arrive in `gradients`.
+        sequences: those of the whole step in order of their ids, or of one lane of it (`one_lane`), each with at least
+        one scored token; call backward on every micro-batch before asking for the next. Parameter gradients arrive in
+        `gradients`. recompute: keep a layer's input only, and run the layer again when its gradient is due.
         """
-        lane_of = lanes_of(len(sequences))
+        lane_of = [0] * len(sequences) if one_lane else lanes_of(len(sequences))
         row = 0
         for begin, end in micro_batches(sequences, tokens_at_once):
             part = sequences[begin:end]
             following = lane_of[end] if end < len(sequences) else None
-            recording = Recording(self.ops.kernels, gradients)
+            recording = Recording(self.ops.kernels, gradients, recompute)
             result = self._forward(part, recording, (lane_of[begin:end], following))
             anchor = torch.zeros((), dtype=torch.float32, device=self.device, requires_grad=True)
             logprob, entropy = Recorded.apply(anchor, recording, result)

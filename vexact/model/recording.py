@@ -64,11 +64,15 @@ class Tape:
 
 
 class Recording(Ops):
-    """Exact ops that record one micro-batch for gradients."""
+    """Exact ops that record one micro-batch for gradients.
 
-    def __init__(self, kernels: Kernels, gradients: Gradients) -> None:
+    recompute: of a block only its input is kept; its forward, the same kernels on the same bits, runs again on the way
+    back and is recorded then.
+    """
+
+    def __init__(self, kernels: Kernels, gradients: Gradients, recompute: bool = False) -> None:
         super().__init__(kernels)
-        self.gradients = gradients
+        self.gradients, self.recompute = gradients, recompute
         self.tape = Tape()
         self._segments: Segments | None = None
 
@@ -85,6 +89,20 @@ class Recording(Ops):
     def _stream(self, weight: Matrix | Vector) -> Stream:
         shape = (weight.packed.rows, weight.packed.columns) if isinstance(weight, Matrix) else tuple(weight.value.shape)
         return self.gradients.stream(weight.name, shape)
+
+    def block(self, run: Callable[[Tensor, Ops], Tensor], x: Tensor) -> Tensor:
+        if not self.recompute:
+            return run(x, self)
+        y = run(x, Ops(self.kernels))
+
+        def back() -> None:
+            again = Recording(self.kernels, self.gradients)
+            again._segments = self.segments
+            again.tape.backward({run(x, again): self.tape.need(y)})
+            self.tape.give(x, again.tape.need(x))
+
+        self.tape.append(back)
+        return y
 
     def embed(self, tokens: Tensor, weight: Matrix) -> Tensor:
         y = super().embed(tokens, weight)

@@ -93,7 +93,8 @@ class RotaryTables:
 
     def __init__(self, rope: RopeConfig, head_dim: int, device: torch.device = CPU) -> None:
         self._rope, self._head_dim, self._device = rope, head_dim, device
-        self._tables = self._made(0)
+        nothing = torch.empty((0, head_dim // 2), dtype=torch.float32, device=device)
+        self._tables = nothing, nothing
 
     def upto(self, positions: int) -> tuple[Tensor, Tensor]:
         """cos and sin float32 [at least `positions`, K/2]."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
 from vexact.model.batch import Batch
@@ -31,6 +33,12 @@ class Layer:
         self.gate_up = parameters.matrix(f"{mlp}.gate_up_proj.weight")
         self.down = parameters.matrix(f"{mlp}.down_proj.weight")
         self.scale = config.attention_scale
+
+    def forward(self, batch: Batch, pages: Pages, tables: tuple[Tensor, Tensor], x: Tensor, ops: Ops) -> Tensor:
+        """x [N, D] → [N, D]."""
+        eps = self.config.rms_norm_eps
+        x = ops.add(x, self.attention(ops.rmsnorm(x, self.norm_1, eps), batch, pages, tables, ops))
+        return ops.add(x, self.feed_forward(ops.rmsnorm(x, self.norm_2, eps), ops))
 
     def attention(self, x: Tensor, batch: Batch, pages: Pages, tables: tuple[Tensor, Tensor], ops: Ops) -> Tensor:
         """x [N, D] → [N, D]; writes this layer's keys and values of the batch into pages."""
@@ -70,9 +78,8 @@ class Transformer:
                 f"position {batch.longest - 1} is beyond max_position_embeddings {self.config.max_positions}"
             )
         ops = ops.over(batch)
-        tables, eps = self.rotary.upto(batch.longest), self.config.rms_norm_eps
+        tables = self.rotary.upto(batch.longest)
         x = ops.embed(batch.tokens, self.embedding)
         for layer in self.layers:
-            x = ops.add(x, layer.attention(ops.rmsnorm(x, layer.norm_1, eps), batch, pages, tables, ops))
-            x = ops.add(x, layer.feed_forward(ops.rmsnorm(x, layer.norm_2, eps), ops))
-        return ops.rmsnorm(x, self.norm, eps)
+            x = ops.block(partial(layer.forward, batch, pages, tables), x)
+        return ops.rmsnorm(x, self.norm, self.config.rms_norm_eps)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vexact.errors import BadInput
 from vexact.model.batch import Batch
+from vexact.model.config import ModelConfig
 from vexact.model.draws import Draws
 from vexact.model.ops import token_parts
 from vexact.model.pages import Pages
@@ -47,7 +48,9 @@ class Sampler:
         running: int = 64,
     ) -> None:
         self.policy = policy
-        self.pages = Pages(policy.config, pages or _default_pages(policy), policy.dtype, policy.device)
+        self.pages = Pages(
+            policy.config, pages or default_pages(policy.config, policy.dtype), policy.dtype, policy.device
+        )
         self.scheduler = Scheduler(self.pages, tokens_per_step, chunk, running)
 
     def adopt(self, policy: Policy) -> None:
@@ -138,7 +141,7 @@ class Sampler:
         sequence.logprobs.append(drawn.logprob)
         if drawn.token in request.stop_ids:
             return [self._finish(sequence, "stop")]
-        if len(sequence.completion) == request.max_tokens:
+        if len(sequence.tokens) - len(request.prompt) == request.max_tokens:
             return [self._finish(sequence, "length")]
         return []
 
@@ -162,7 +165,11 @@ class Sampler:
         )
 
 
-def _default_pages(policy: Policy) -> int:
-    config = policy.config
-    page_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * PAGE * policy.dtype.itemsize
-    return max(64, min(POOL_PAGES, POOL_BYTES // page_bytes))
+def default_pages(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Of the pool, unless a caller says otherwise."""
+    return max(64, min(POOL_PAGES, POOL_BYTES // page_bytes(config, dtype)))
+
+
+def page_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Of one page with the keys and values of all layers."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * PAGE * dtype.itemsize

@@ -85,14 +85,14 @@ class Scheduler:
         """Chunks of the next forward, their pages taken. Sequences with the least left to compute go first."""
         self._admit()
         planned: list[Planned] = []
-        budget = self._tokens_per_step
+        budget, preemptions = self._tokens_per_step, self.preemptions
         for sequence in sorted(self.running, key=lambda s: len(s.tokens) - s.computed):
             if budget == 0:
                 break
-            if sequence not in self.running:  # lost its pages to one planned before it
-                continue
+            if self.preemptions > preemptions and sequence not in self.running:
+                continue  # it lost its pages to one planned before it
             length = min(len(sequence.tokens) - sequence.computed, self._chunk, budget)
-            if self._reserve(sequence, sequence.computed + length, keep=[p.sequence for p in planned]):
+            if self._reserve(sequence, sequence.computed + length, planned):
                 planned.append(Planned(sequence, length))
                 budget -= length
         return planned
@@ -133,11 +133,12 @@ class Scheduler:
             taken += 1 + self.waiting[0].siblings
             self.running.append(self.waiting.popleft())
 
-    def _reserve(self, sequence: Sequence, tokens: int, keep: list[Sequence]) -> bool:
-        """Pages for that many tokens; where none is free, the youngest sequence outside `keep` goes back to wait."""
+    def _reserve(self, sequence: Sequence, tokens: int, planned: list[Planned]) -> bool:
+        """Pages for that many tokens; where none is free, the youngest sequence not planned goes back to wait."""
         missing = pages_for(tokens) - len(sequence.pages)
         while missing > self.pages.free:
-            victim = next((s for s in reversed(self.running) if s is not sequence and s not in keep), None)
+            keep = [sequence, *(other.sequence for other in planned)]
+            victim = next((other for other in reversed(self.running) if other not in keep), None)
             if victim is None:
                 return False
             self._preempt(victim)

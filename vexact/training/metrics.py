@@ -97,6 +97,11 @@ class TokenRecord:
         self.current, self.entropy, self.loss, self.ratio, self.kl = (torch.empty_like(behaviour) for _ in range(5))
         self.clipped, self.finite = (torch.empty_like(behaviour, dtype=torch.bool) for _ in range(2))
 
+    @property
+    def columns(self) -> list[Tensor]:
+        """What is measured, in a fixed order."""
+        return [self.current, self.entropy, self.loss, self.ratio, self.kl, self.clipped, self.finite]
+
 
 @dataclass(frozen=True)
 class UpdateRecord:

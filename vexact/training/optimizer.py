@@ -16,7 +16,8 @@ from vexact_kernels import Kernels
 class AdamW:
     """Decoupled weight decay (arXiv 1711.05101). Masters are updated in place.
 
-    masters: stack → float32. State: first and second moments in the masters' shapes; βᵗ as running products in float64.
+    masters: stack → float32. lr: of the next update, at first the section's. State: first and second moments in the
+    masters' shapes; βᵗ as running products in float64.
     """
 
     def __init__(self, masters: Mapping[str, Tensor], section: OptimizerSection, kernels: Kernels) -> None:
@@ -27,6 +28,7 @@ class AdamW:
         self.first = {name: torch.zeros_like(master) for name, master in masters.items()}
         self.second = {name: torch.zeros_like(master) for name, master in masters.items()}
         self.power1 = self.power2 = 1.0
+        self.lr = section.lr
 
     def step(self, gradients: Mapping[str, Tensor], clip: float) -> None:
         """One update with gradients · clip. Weight decay moves matrices only, not norms and biases."""
@@ -43,17 +45,27 @@ class AdamW:
                 beta1=section.beta1,
                 beta2=section.beta2,
                 eps=section.eps,
-                decay=1.0 - section.lr * section.weight_decay if master.ndim > 1 else 1.0,
-                step=section.lr / (1.0 - self.power1),
+                decay=1.0 - self.lr * section.weight_decay if master.ndim > 1 else 1.0,
+                step=self.lr / (1.0 - self.power1),
                 rsqrt_correction2=1.0 / math.sqrt(1.0 - self.power2),
             )
 
 
 def gradient_norm(gradients: Mapping[str, Tensor], kernels: Kernels) -> float:
     """The 2-norm over all tensors, by Hugging Face name: sqrt(S over names ascending of S(g·g)), a float32 value."""
-    squares = torch.stack([kernels.sum_squares(gradients[name]) for name in sorted(gradients)])
+    return norm_of(squares_of(gradients, kernels), kernels)
+
+
+def squares_of(gradients: Mapping[str, Tensor], kernels: Kernels) -> dict[str, Tensor]:
+    """S(g·g) of each tensor, float32 []."""
+    return {name: kernels.sum_squares(gradient) for name, gradient in gradients.items()}
+
+
+def norm_of(squares: Mapping[str, Tensor], kernels: Kernels) -> float:
+    """The norm of all tensors from what `squares_of` gave for each, in parts or whole."""
+    total = kernels.sum(torch.stack([squares[name] for name in sorted(squares)]))
     # float64 holds more than twice the digits of float32: root, then rounding, is the correctly rounded float32 root.
-    return float(np.float32(math.sqrt(widened(kernels.sum(squares)))))
+    return float(np.float32(math.sqrt(widened(total))))
 
 
 def clip_factor(norm: float, max_norm: float) -> float:

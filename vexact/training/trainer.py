@@ -18,6 +18,7 @@ from vexact.model.ops import Logprobs
 from vexact.model.parameters import stack, stacks, unstack
 from vexact.model.policy import Policy
 from vexact.model.rollout import Rollout
+from vexact.ranks import Ranks
 from vexact.recipe import LossSection, OptimizerSection
 from vexact.training.advantage import Advantages, advantages_of
 from vexact.training.aggregation import divisors
@@ -32,9 +33,10 @@ from vexact.training.metrics import (
     measure_remedy,
     measure_updates,
 )
-from vexact.training.optimizer import AdamW, clip_factor, gradient_norm
+from vexact.training.optimizer import AdamW, clip_factor
 from vexact.training.remedy import Ratios, Remedy, remedy_of
 from vexact.training.reward import kl_penalties, shaped_rewards
+from vexact.training.shards import Shards
 from vexact.training.subnormals import keeping_subnormals
 from vexact_kernels import Kernels
 
@@ -58,10 +60,15 @@ def policy_of(
 class Trainer:
     """Trains `policy`, which is replaced by its next version at the end of each step that moved the weights.
 
-    masters: every stack in float32 on the policy's device, updated in place; the policy is theirs, rounded once to its
-    dtype. max_lag: how many versions older than the policy a rollout may be. reference: what KL is measured from where
-    the loss has one, by default the policy as it is given here: a resumed run hands in the one that it began with.
-    remedy: by default the one that the loss section names.
+    masters: every stack that this rank owns, in float32 on the policy's device, updated in place; the policy is theirs,
+    rounded once to its dtype. max_lag: how many versions older than the policy a rollout may be. reference: what KL is
+    measured from where the loss has one, by default the policy as it is given here: a resumed run hands in the one that
+    it began with. remedy: by default the one that the loss section names. ranks: by default one process. With more,
+    every rank makes the same calls with the same arguments, and all get the same results: shards.py says who computes
+    what.
+
+    scored: what `mismatch_*` of the step before compared with the recorded log-probabilities: float32 [tokens] of the
+    rollouts that were not dropped, ids ascending; of the first ones only where no more were compared, None where none.
     """
 
     def __init__(
@@ -73,6 +80,7 @@ class Trainer:
         max_lag: int = 0,
         reference: Policy | None = None,
         remedy: Remedy | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.policy = policy
         self.kernels = policy.ops.kernels
@@ -83,6 +91,8 @@ class Trainer:
             raise ValueError("this trainer cannot centre scores, which the remedy asks for")
         self.optimizer = AdamW(masters, self.section, self.kernels)
         self.gradients = Gradients(policy.config, self.kernels)
+        self.scored: Tensor | None = None
+        self.shards = Shards(policy.config, self.kernels, ranks or Ranks())
 
     @staticmethod
     def of(
@@ -92,17 +102,20 @@ class Trainer:
         dtype: torch.dtype,
         loss: LossSection | None = None,
         optimizer: OptimizerSection | None = None,
+        ranks: Ranks | None = None,
         **options: Any,
     ) -> Trainer:
         """From a checkpoint's tensors by Hugging Face name, widened exactly to masters. dtype: that of the policy.
 
         options: `max_lag`, `reference`, `remedy`.
         """
+        shards = Shards(config, kernels, ranks or Ranks())
         masters = {
             name: stack(config, weights, name).to(kernels.device, torch.float32, copy=True).contiguous()
             for name in stacks(config)
+            if shards.owns(name)
         }
-        return Trainer(policy_of(config, masters, kernels, dtype), masters, loss, optimizer, **options)
+        return Trainer(shards.published(masters, dtype, 0), masters, loss, optimizer, ranks=ranks, **options)
 
     @keeping_subnormals()
     def advantages(
@@ -139,6 +152,7 @@ class Trainer:
             "dropped_empty": len(whole) - len(kept),
             "dropped_nonfinite": len(rollouts) - len(whole),
         }
+        self.scored = None
         if not kept:
             return self._metrics("nothing to train", counts, {})
         batch = self._scored(self._prepare(kept))
@@ -149,6 +163,10 @@ class Trainer:
         updates = self._updates(batch)
         measured = {**measured, **self._mismatch(batch, updates), **measure_updates(updates, self.kernels)}
         return self._metrics(_skipped(updates), counts, measured)
+
+    def publish(self, version: int) -> None:
+        """Replace the policy by that of the masters as they are now."""
+        self.policy = self.shards.published(self.optimizer.masters, self.policy.dtype, version)
 
     def fingerprint(self) -> str:
         """sha256 over the policy's weights, in the dtype they compute in."""
@@ -195,7 +213,15 @@ class Trainer:
         return replace(batch, old=old, reference=reference)
 
     def _logprobs(self, policy: Policy, batch: TrainingBatch) -> Tensor:
-        return policy.logprobs(batch.sequences, self.section.tokens_at_once).logprob
+        found = torch.empty_like(batch.behaviour)
+        cuts = batch.cuts
+        for _, mine in self.shards.rounds(len(batch.sequences)):
+            if mine:
+                rows = slice(cuts[mine.start].start, cuts[mine.stop - 1].stop)
+                sequences = batch.sequences[mine.start : mine.stop]
+                found[rows] = policy.logprobs(sequences, self.section.tokens_at_once).logprob
+        self.shards.share([found], batch.lengths)
+        return found
 
     def _weighed(self, batch: TrainingBatch, current: Tensor | None = None) -> tuple[TrainingBatch, dict[str, float]]:
         """With the remedy's weights and mask, and what it measured. current: logprobs, by default those of π_old."""
@@ -226,29 +252,50 @@ class Trainer:
         if not chosen:
             return UpdateRecord(None, *rejected)
         record = self._backward(batch.take(chosen), [counts[index] for index in chosen])
-        gradients = self.gradients.totals()
-        norm = gradient_norm(unstack(self.policy.config, gradients), self.kernels)
+        gradients = self.gradients.totals() if self.shards.alone else self.shards.gradients()
+        norm = self.shards.norm(gradients)
         clip = clip_factor(norm, self.section.max_grad_norm)
         moved = math.isfinite(norm)
         if moved:
             self.optimizer.step(gradients, clip)
-            policy = self.policy
-            self.policy = policy_of(policy.config, self.optimizer.masters, self.kernels, policy.dtype, version)
+            self.publish(version)
         return UpdateRecord(record, *rejected, moved, norm, clip)
 
     def _backward(self, batch: TrainingBatch, counts: Sequence[int]) -> TokenRecord:
         """Gradients of the update's loss into `self.gradients`, micro-batch by micro-batch."""
-        self.gradients.clear()
         record = TokenRecord(batch.behaviour)
         divisor = divisors(counts, batch.lengths, self.loss).to(self.kernels.device)
-        for rows, result in self.policy.gradient_passes(batch.sequences, self.gradients, self.section.tokens_at_once):
+        if self.shards.alone:
+            self.gradients.clear()
+            self._passes(batch, divisor, record, range(len(batch.sequences)))
+            return record
+        self.shards.clear()
+        for lanes, mine in self.shards.rounds(len(batch.sequences)):
+            self.gradients.clear()
+            if mine:
+                self._passes(batch, divisor, record, mine)
+            self.shards.fold(self.gradients, lanes)
+        self.shards.share(record.columns, batch.lengths)
+        return record
+
+    def _passes(self, batch: TrainingBatch, divisor: Tensor, record: TokenRecord, chosen: range) -> None:
+        """The chosen sequences of a step: all of them, or those of one lane."""
+        first = sum(batch.lengths[: chosen.start])
+        passes = self.policy.gradient_passes(
+            batch.sequences[chosen.start : chosen.stop],
+            self.gradients,
+            self.section.tokens_at_once,
+            one_lane=not self.shards.alone,
+            recompute=self.section.recompute,
+        )
+        for part, result in passes:
+            rows = slice(first + part.start, first + part.stop)
             tokens = self._losses(batch, divisor, rows, result)
             # The loss is the sum over tokens, so the gradient of each token's loss is 1: nothing is summed here.
             tokens.loss.backward(torch.ones_like(tokens.loss))
             record.current[rows], record.entropy[rows] = result.logprob.detach(), result.entropy.detach()
             record.loss[rows], record.ratio[rows], record.kl[rows] = tokens.loss.detach(), tokens.ratio, tokens.kl
             record.clipped[rows], record.finite[rows] = tokens.clipped, result.finite
-        return record
 
     def _losses(self, batch: TrainingBatch, divisor: Tensor, rows: slice, result: Logprobs) -> TokenLosses:
         """Of one micro-batch."""
@@ -277,10 +324,9 @@ class Trainer:
         return token_losses(tokens, self.loss, self.kernels)
 
     def _mismatch(self, batch: TrainingBatch, updates: Sequence[UpdateRecord]) -> dict[str, Any]:
-        if batch.old is not None:
-            return measure_mismatch(batch.old, batch.behaviour)
         first = updates[0].tokens if updates else None
-        return {} if first is None else measure_mismatch(first.current, first.behaviour)
+        self.scored = batch.old if batch.old is not None or first is None else first.current
+        return {} if self.scored is None else measure_mismatch(self.scored, batch.behaviour[: len(self.scored)])
 
     def _metrics(self, skipped: str, counts: Mapping[str, int], measured: Mapping[str, Any]) -> StepMetrics:
         values = {**NO_TOKENS, **counts, **measured}

@@ -11,12 +11,15 @@ import torch
 from torch import Tensor
 
 from vexact.model.batch import Batch
+from vexact.model.gradients import Gradients
 from vexact.model.ops import Ops
 from vexact.model.pages import Pages
 from vexact.model.policy import Policy
 from vexact.model.rollout import Rollout
+from vexact.ranks import Ranks
 from vexact.rollout.sampler import Sampler
 from vexact.testing import Comparison, bits
+from vexact.training.shards import Shards
 from vexact.verification import checks, updates
 from vexact.verification.subject import Sizes, Subject
 from vexact_kernels import PAGE, PORTABLE, Chunks, Kernels, Packed, Segments, Stream
@@ -120,6 +123,21 @@ class ForgetfulLane(Broken):
         self.kernels.matmul_dw(dy, x, folds, stream)
 
 
+class Forgetful(Broken):
+    """What is computed from the same numbers a second time differs in a bit."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        super().__init__(kernels)
+        self.seen: set[bytes] = set()
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        y, numbers = self.kernels.swiglu(gate_up), bits(gate_up).cpu().numpy().tobytes()
+        if numbers in self.seen:
+            bits(y)[0, 0] ^= 1
+        self.seen.add(numbers)
+        return y
+
+
 class Untempered(Broken):
     """What is recorded is the log-probability at temperature 1."""
 
@@ -187,6 +205,30 @@ class Renumbered(Subject):
         return [replace(rollout, request=i, sample=0) for i, rollout in enumerate(super().arriving(order))]
 
 
+class Reduced(Shards):
+    """Every other round is added up apart, and both sums at the end: as ranks do that add up their own lanes first."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._apart: dict[str, Tensor] = {}
+
+    def fold(self, gradients: Gradients, lanes: Sequence[int]) -> None:
+        self._totals, self._apart = self._apart, self._totals
+        super().fold(gradients, lanes)
+
+    def gradients(self) -> dict[str, Tensor]:
+        for name, other in self._apart.items():
+            self._totals[name] = self.kernels.add(self._totals[name], other)
+        return super().gradients()
+
+
+class Reducing(Subject):
+    """Ranks that do so."""
+
+    def shards(self, ranks: Ranks) -> Shards:
+        return Reduced(self.policy.config, self.kernels, ranks)
+
+
 @dataclass(frozen=True)
 class Mutant:
     """How a subject is broken, and the check that must notice. applies: whether these kernels have that check."""
@@ -229,6 +271,7 @@ def _every(kernels: Kernels) -> list[Mutant]:
     by_batch = partial(SplitSum, when=lambda x: x.shape[0] > 4)
     by_step = partial(SplitSum, when=lambda x: x.shape[0] > 20)
     by_threads = partial(SplitSum, when=lambda x: torch.get_num_threads() == 3)
+    lanes = "gradients, a lane at a time as on 8 ranks"
     return [
         Mutant("one bit of one logprob in the sampler", at_one, theorem, partial(sampler_only, wrap=OneBit)),
         Mutant(
@@ -292,6 +335,13 @@ def _every(kernels: Kernels) -> list[Mutant]:
             partial(updates.gradients, tokens_at_once=1),
             partial(everywhere, wrap=ForgetfulLane),
         ),
+        Mutant(
+            "a layer that is another one when computed again",
+            "gradients, layers computed again",
+            updates.recomputed,
+            partial(everywhere, wrap=Forgetful),
+        ),
+        Mutant("ranks that add up their own lanes first", lanes, updates.lane_by_lane, Reducing),
         Mutant("old weights after a publish", published, updates.after_publish, Stale),
         Mutant("a step in order of arrival", "shuffled arrival, then a step", updates.shuffled_arrival, Renumbered),
         Mutant("no publish", published, updates.after_publish, Unpublished),

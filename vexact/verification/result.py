@@ -10,6 +10,7 @@ from vexact.testing import Comparison
 
 CHUNKS = (1, 7, 16, 64, 100)
 THREADS = (1, 2, 3)
+RANKS = (2, 4)
 # What must have been compared before anything may be called equal. A check of kind "" is one more than these.
 SAMPLED = "sampler = re-scoring"
 CHUNKED = tuple(f"chunks of {size}" for size in CHUNKS)
@@ -32,6 +33,8 @@ KINDS = (
     GRADIENTS,
     *(f"gradients, threads {count}" for count in THREADS),
     "gradients, instruction sets",
+    "gradients, recomputed layers",
+    "gradients, ranks",
     "gradients, shuffled arrival",
     "step and publish",
 )

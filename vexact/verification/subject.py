@@ -17,9 +17,11 @@ from vexact.model.ops import Ops
 from vexact.model.pages import Pages, pages_for
 from vexact.model.policy import Policy, Scored
 from vexact.model.rollout import Rollout
+from vexact.ranks import Ranks
 from vexact.recipe import OptimizerSection
 from vexact.rollout.request import Request
 from vexact.rollout.sampler import Sampler
+from vexact.training.shards import Shards, lane_ranges
 from vexact.training.trainer import Trainer
 from vexact_kernels import Kernels
 
@@ -138,19 +140,26 @@ class Subject:
         """After an optimizer step on the few rollouts in their own order, None where nothing was trained."""
         return self.stepped_on(range(len(self.few)), tokens_at_once=4096)
 
-    def stepped_on(self, order: Sequence[int], tokens_at_once: int) -> Stepped | None:
-        """The same on rollouts that arrive in another order, in other micro-batches."""
+    def stepped_on(self, order: Sequence[int], tokens_at_once: int, ranks: Ranks | None = None) -> Stepped | None:
+        """The same on rollouts that arrive in another order, in other micro-batches, or as one of several ranks, whose
+        moments are then those of the stacks that it owns.
+        """
         self.__dict__.pop("gradients", None)  # Make room: as large as the masters, and a trainer is five times that.
         stacked = self.policy.transformer.parameters.stacked(self.kernels)
-        masters = {name: tensor.to(torch.float32, copy=True) for name, tensor in stacked.items()}
+        shards = self.shards(ranks or Ranks())
+        masters = {name: tensor.to(torch.float32, copy=True) for name, tensor in stacked.items() if shards.owns(name)}
         del stacked
         section = OptimizerSection(lr=LEARNING_RATE, tokens_at_once=tokens_at_once)
         trainer = Trainer(self.policy, masters, optimizer=section)
+        trainer.shards = shards
         advantages = torch.tensor([(-1.0) ** i * (1 + i % 3) / 2 for i in order])
         trainer.step(self.arriving(order), advantages)
         if trainer.policy.version == self.policy.version:
             return None
         return Stepped(trainer.policy, trainer.optimizer.first)
+
+    def shards(self, ranks: Ranks) -> Shards:
+        return Shards(self.policy.config, self.kernels, ranks)
 
     def arriving(self, order: Sequence[int]) -> list[Rollout]:
         """The few rollouts as the trainer is handed them."""
@@ -233,14 +242,30 @@ class Subject:
         tokens_at_once: int,
         direction: Tensor | None = None,
         policy: Policy | None = None,
+        recompute: bool = False,
     ) -> dict[str, Tensor]:
         """Gradient of every stack, in micro-batches of that many tokens."""
         policy = policy or self.policy
         given = (self.direction(sequences) if direction is None else direction).to(policy.device)
         gradients = Gradients(policy.config, policy.ops.kernels)
-        for part, logprobs in policy.gradient_passes(sequences, gradients, tokens_at_once):
+        for part, logprobs in policy.gradient_passes(sequences, gradients, tokens_at_once, recompute=recompute):
             torch.autograd.backward([logprobs.logprob, logprobs.entropy], [*given[:, part]])
         return gradients.totals()
+
+    def gradients_by_lane(self, sequences: Sequence[Scored]) -> dict[str, Tensor]:
+        """Gradient of every stack, each lane on its own, as a rank computes it, and then added as its owner does."""
+        gradients, shards = Gradients(self.policy.config, self.kernels), self.shards(Ranks())
+        given = self.direction(sequences).to(self.policy.device)
+        row = 0
+        for lane, members in lane_ranges(len(sequences)).items():
+            gradients.clear()
+            part = sequences[members.start : members.stop]
+            for rows, logprobs in self.policy.gradient_passes(part, gradients, ALL, one_lane=True):
+                rows = slice(row + rows.start, row + rows.stop)
+                torch.autograd.backward([logprobs.logprob, logprobs.entropy], [*given[:, rows]])
+            row += sum(sequence.rows for sequence in part)
+            shards.fold(gradients, [lane])
+        return shards.gradients()
 
 
 class Replaced(Ops):

@@ -23,7 +23,8 @@ from vexact.verification.checks import (
     subnormal_line,
     thread_count,
 )
-from vexact.verification.result import GRADIENTS, THREADS
+from vexact.verification.ranks import on_ranks
+from vexact.verification.result import GRADIENTS, RANKS, THREADS
 from vexact.verification.subject import ALL, Subject
 from vexact_kernels import Kernels
 
@@ -42,6 +43,8 @@ def update_plan(kernels: Kernels, small: bool) -> list[Planned]:
         ),
         subnormal_line(kernels, "gradients", flushed_gradients, faint_gradients),
         *implementation_lines(kernels, small, "gradients, instruction sets", gradients_on, "gradients, "),
+        Planned("gradients, layers computed again", "gradients, recomputed layers", recomputed),
+        *rank_lines(kernels, small),
         Planned("after an optimizer step and a publish", "step and publish", after_publish),
         Planned("shuffled arrival, then a step", "gradients, shuffled arrival", shuffled_arrival),
     ]
@@ -52,6 +55,46 @@ def gradients(subject: Subject, tokens_at_once: int) -> Comparison:
     if not subject.trained:
         return Comparison()
     return same_tensors(subject.gradients, subject.gradients_of(subject.trained, tokens_at_once))
+
+
+def rank_lines(kernels: Kernels, small: bool) -> list[Planned]:
+    """Lanes one by one, added outside the kernels. Whole steps as well where a CPU computes a small model: ranks are
+    threads in here, each with gradients of its own."""
+    kind = "gradients, ranks"
+    lines = [Planned("gradients, a lane at a time as on 8 ranks", kind, lane_by_lane)]
+    if small and not absence(kernels):
+        lines += [Planned(f"a step on {size} ranks", kind, partial(step_on_ranks, size=size)) for size in RANKS]
+    return lines
+
+
+def recomputed(subject: Subject) -> Comparison:
+    """Layers run again on the way back instead of being kept."""
+    if not subject.trained:
+        return Comparison()
+    return same_tensors(subject.gradients, subject.gradients_of(subject.trained, 70, recompute=True))
+
+
+def lane_by_lane(subject: Subject) -> Comparison:
+    if not subject.trained:
+        return Comparison()
+    return same_tensors(subject.gradients, subject.gradients_by_lane(subject.trained))
+
+
+def step_on_ranks(subject: Subject, size: int) -> Comparison:
+    """Moments and every rank's weights after a step that ranks share."""
+    order = range(len(subject.few))
+    in_order = subject.stepped
+    if in_order is None:
+        return Comparison()
+    found = Comparison()
+    alone = in_order.policy.transformer.parameters.stacked(subject.kernels)
+    for each in on_ranks(size, lambda ranks: subject.stepped_on(order, 4096, ranks)):
+        if each is None:
+            return Comparison()
+        moments = {name: in_order.moments[name] for name in each.moments}
+        found += same_tensors(moments, each.moments)
+        found += same_tensors(alone, each.policy.transformer.parameters.stacked(subject.kernels))
+    return found
 
 
 def gradients_on_threads(subject: Subject, count: int) -> Comparison:

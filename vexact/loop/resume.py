@@ -1,0 +1,82 @@
+"""When a run may be taken up: its recipe is the one that it began with, but for keys that change no bit of it.
+
+A run is a function of its recipe. So a folder that holds a run of an equal recipe is simply continued: what comes out
+is what one uninterrupted run would have given. Everything else is refused by the name of the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from vexact.loop.folder import CONFIG, RunError, holds_run, newest_state, read_result, step_of
+from vexact.recipe import Recipe, load_recipe
+
+# Keys and sections that may differ when a run is taken up.
+ALLOWED = (
+    "name", "run", "checkpoint",  # where a run lies and what it leaves beside its metrics
+    "device",  # in the portable profile: the arithmetic digest is compared as well
+    "sampling.tokens_per_step", "sampling.chunk", "sampling.running", "sampling.pages", "optimizer.tokens_at_once",
+    "optimizer.recompute",  # how it is computed
+)  # fmt: skip
+STEPS = "steps"  # may grow, unless the learning rate depends on it
+
+
+def load_run(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of a file, or of a run folder that is then continued. Raises RecipeError."""
+    if not path.is_dir():
+        return load_recipe(path, overrides)
+    return load_recipe(path / CONFIG, [*overrides, "--run.folder", str(path)])
+
+
+def is_done(recipe: Recipe, path: Path) -> bool:
+    """Whether the run in a folder has come to the recipe's end."""
+    return read_result(path).get(STEPS) == recipe.steps
+
+
+def check_same(recipe: Recipe, path: Path) -> bool:
+    """Whether the folder holds a run, which this recipe then continues.
+
+    Raises RunError naming the first key that differs, or where more steps are done than the recipe has.
+    """
+    if not holds_run(path):
+        return False
+    file = path / CONFIG
+    before = load_recipe(file)
+    for key, (old, new) in differences(before, recipe).items():
+        if not allowed(key, recipe):
+            raise RunError(f"{file}: the run there has {key} = {old!r}, not {new!r}; choose another --run.folder")
+    latest = newest_state(path)
+    done = max(int(read_result(path).get(STEPS, 0)), 0 if latest is None else step_of(latest))
+    if done > recipe.steps:
+        raise RunError(f"{path}: {done} steps are done there, {STEPS} = {recipe.steps} asks for fewer")
+    return True
+
+
+def differences(a: Recipe, b: Recipe) -> dict[str, tuple[Any, Any]]:
+    """Dotted key → both values, of the keys that differ."""
+    left, right = dict(_flat(asdict(a))), dict(_flat(asdict(b)))
+    return {
+        key: (left.get(key), right.get(key)) for key in [*left, *right] if _text(left.get(key)) != _text(right.get(key))
+    }
+
+
+def allowed(key: str, recipe: Recipe) -> bool:
+    """Whether a run may be taken up with another value of a key."""
+    if key == STEPS:
+        return getattr(recipe.optimizer, "schedule", "constant") == "constant"
+    return any(key == name or key.startswith(f"{name}.") for name in ALLOWED)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _text(value: Any) -> str:
+    return repr(value)  # 1 and 1.0 and true are not the same; nan is itself
