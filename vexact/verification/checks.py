@@ -69,7 +69,8 @@ def forward_plan(kernels: Kernels, small: bool) -> list[Planned]:
 
 def absence(kernels: Kernels) -> str:
     """Why the CPU's threads and their flush mode are nothing to check, empty where a CPU computes."""
-    return "" if kernels.device.type == "cpu" else NO_CPU
+    on_gpu = kernels.device.type != "cpu" or kernels.name.startswith("cuda")  # the latter: interpreted on CPU tensors
+    return NO_CPU if on_gpu else ""
 
 
 def others(kernels: Kernels, small: bool) -> list[Kernels]:

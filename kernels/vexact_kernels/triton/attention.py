@@ -20,7 +20,7 @@ from vexact_kernels.contract import PAGE as PAGE_SIZE
 from vexact_kernels.contract import Chunks
 from vexact_kernels.triton.functions import exp, log, tree
 from vexact_kernels.triton.launch import Device, cdiv, power_of_two
-from vexact_kernels.triton.tiles import Fold, fold_of
+from vexact_kernels.triton.tiles import Fold, fold_of, options_of
 
 PAGE = tl.constexpr(PAGE_SIZE)
 
@@ -272,7 +272,7 @@ class Attention(Device):
             self.start(
                 fold_kernel, grid, q, q.stride(0), keys, values, work.table, blocks, y, lse, groups, scale,
                 SIZE=size, WIDTH=width, COLUMNS=columns, GROUP=group, HEADS=together, UNITS=units, ROWS=tile.rows,
-                DEPTH=depth_of(size, tile), KEYS=tile.keys, num_warps=tile.warps, num_stages=tile.stages,
+                DEPTH=depth_of(size, tile), KEYS=tile.keys, **options_of(tile),
             )  # fmt: skip
         return y, lse
 

@@ -20,7 +20,7 @@ from vexact_kernels.contract import Chunks, grad_dtype
 from vexact_kernels.triton.attention import depth_of, heads_together
 from vexact_kernels.triton.functions import exp, tree
 from vexact_kernels.triton.launch import Device, cdiv, power_of_two
-from vexact_kernels.triton.tiles import fold_of
+from vexact_kernels.triton.tiles import fold_of, options_of
 
 DELTA_VALUES = 1024  # values a program of δ takes: 32 a lane, in one warp as every tree; 64 spill on sm_80
 
@@ -203,7 +203,7 @@ class AttentionBackward(Device):
         self.start(
             dq_kernel, (len(blocks), groups * cdiv(group, together), width // columns), *common, blocks, dq, groups,
             scale, SIZE=size, WIDTH=width, COLUMNS=columns, GROUP=group, HEADS=together, UNITS=units, ROWS=tile.rows,
-            DEPTH=depth_of(size, tile), KEYS=tile.keys, num_warps=tile.warps, num_stages=tile.stages,
+            DEPTH=depth_of(size, tile), KEYS=tile.keys, **options_of(tile),
         )  # fmt: skip
         # Chains of both at once keep too much in registers: computing p twice is cheaper than spilling.
         dk, dv = self.empty(2, n, groups, size, dtype=grad)
@@ -213,8 +213,7 @@ class AttentionBackward(Device):
             self.start(
                 dk_dv_kernel, (len(blocks), groups, width // columns), *common, blocks, dk, dv, groups, scale,
                 DK=with_dk, DV=with_dv, SIZE=size, WIDTH=width, COLUMNS=columns, GROUP=group, UNITS=units,
-                ROWS=tile.rows, DEPTH=depth_of(size, tile), QUERIES=tile.keys, num_warps=tile.warps,
-                num_stages=tile.stages,
+                ROWS=tile.rows, DEPTH=depth_of(size, tile), QUERIES=tile.keys, **options_of(tile),
             )  # fmt: skip
         return dq, dk, dv
 

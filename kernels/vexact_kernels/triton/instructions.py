@@ -12,7 +12,7 @@ from collections import Counter
 
 INTEGER = r"(s|u|b)(8|16|32|64)"
 COMPARE = r"(eq|ne|lt|le|gt|ge|lo|ls|hi|hs|equ|neu|ltu|leu|gtu|geu|num|nan)"
-SPACE = r"(global|shared|param|local|const)"
+SPACE = r"(global|shared(::cta)?|param|local|const)"
 
 # On float data: one rounding to nearest even, or none. No .ftz, no .approx, no other rounding, nothing on 16 bits.
 FLOATS = (
@@ -42,7 +42,7 @@ OTHERS = (
     r"cp\.async\.(commit_group|wait_group|wait_all)",
     r"(ld|st)matrix\.sync\.aligned\.m8n8\.x[124](\.trans)?\.shared\.b16",
     r"shfl\.sync\.(idx|bfly|up|down)\.b32",
-    r"redux\.sync\.(add|min|max)\.(s|u)32",
+    r"redux\.sync\.((add|min|max)\.(s|u)32|(min|max)(\.NaN)?\.f32)",  # the largest of floats: order-free
     r"vote\.sync\.(any|all|ballot)\.(pred|b32)",
     r"bar\.(warp\.)?sync|barrier\.sync",
     r"bra(\.uni)?",

@@ -14,7 +14,7 @@ from vexact_kernels import arguments
 from vexact_kernels.arguments import require, strided_rows
 from vexact_kernels.contract import Packed, Segments, Stream, grad_dtype
 from vexact_kernels.triton.launch import Device, cdiv
-from vexact_kernels.triton.tiles import Product
+from vexact_kernels.triton.tiles import Product, options_of
 
 
 @triton.jit
@@ -39,9 +39,8 @@ def product_kernel(
         if UNITS:
             acc = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
             for first in range(0, K, SLICE):
-                acc += slice_sum(
-                    a_at, b_at, b_depth, m, n, M, N, first, tl.minimum(first + SLICE, K), ROWS, COLUMNS, DEPTH
-                )
+                end = tl.minimum(first + SLICE, K)
+                acc = plus(slice_sum(a_at, b_at, b_depth, m, n, M, N, first, end, ROWS, COLUMNS, DEPTH), acc)
         else:
             acc = chain(a_at, b_at, b_depth, m, n, M, N, K, ROWS, COLUMNS, DEPTH)
         finish(acc, m, n, M, N, bias, out, out_row, HAS_BIAS)
@@ -76,10 +75,16 @@ def slice_sum(
 
 
 @triton.jit
+def plus(acc, v):
+    """acc + v behind a product. Where K is 1 Triton would turn `product + v` into a product that starts with v."""
+    return tl.fma(acc, 1.0, v)
+
+
+@triton.jit
 def finish(acc, m, n, M, N, bias, out, out_row, HAS_BIAS: tl.constexpr):
     if HAS_BIAS:
-        acc = acc + tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
-    y = (acc + 0.0).to(out.dtype.element_ty)
+        acc = plus(acc, tl.broadcast_to(tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :], acc.shape))
+    y = plus(acc, tl.zeros_like(acc)).to(out.dtype.element_ty)
     tl.store(out + m[:, None] * out_row + n[None, :], y, mask=(m < M)[:, None] & (n < N)[None, :])
 
 
@@ -170,7 +175,7 @@ class Matmul(Device):
             product_kernel, (tiles, slices), a, a.stride(0), b, b.stride(side), b.stride(1 - side),
             out if bias is None else bias, out, n, partial, m, n, k,
             HAS_BIAS=bias is not None, UNITS=units, SLICE=self.tiles.slice, SPLIT=slices > 1,
-            ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
+            ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, **options_of(tile),
         )  # fmt: skip
         if slices > 1:
             self.start(
@@ -204,7 +209,7 @@ class Matmul(Device):
             dw_kernel, (cdiv(n, tile.rows) * cdiv(k, tile.columns),), dy, dy.stride(0), x, x.stride(0), x_column,
             self.upload(ends), self.upload(fold), parts, lane, total, n, k,
             LANE_IS_ZERO=stream.lane_is_zero, TOTAL_IS_ZERO=stream.total_is_zero,
-            ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
+            ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, **options_of(tile),
         )  # fmt: skip
         folds = fold.tolist()
         stream.lane_is_zero &= all(folds[-1:])  # an open lane has begun

@@ -52,7 +52,11 @@ def rmsnorm_kernel(
 @triton.jit
 def with_block(sums, b, s, BLOCKS: tl.constexpr):
     """sums [ROWS, BLOCKS] with s [ROWS] at place b."""
-    return tl.where((tl.arange(0, BLOCKS) == b)[None, :], s[:, None], sums)
+    if BLOCKS == 1:  # noqa: SIM108 (decided when compiling: only one of them is)
+        sums = s[:, None]
+    else:
+        sums = tl.where((tl.arange(0, BLOCKS) == b)[None, :], s[:, None], sums)
+    return sums
 
 
 @triton.jit
@@ -188,9 +192,10 @@ class Rmsnorm(Device):
             require("residual of rmsnorm", residual, grad, x.shape)
         dy, met = strided_rows(dy), strided_rows(dy if residual is None else residual)
         dx, tile = self.empty(*x.shape, dtype=grad), _tile(d)
+        # Without a number of registers ptxas spills some for occupancy.
         self.start(
             rmsnorm_dx_kernel, (cdiv(n * r, tile["ROWS"]),), x, x.stride(0), w.contiguous(), rstd.contiguous(),
-            dy, dy.stride(0), met, met.stride(0), dx, n * r, r, d, MEETS=residual is not None, **tile,
+            dy, dy.stride(0), met, met.stride(0), dx, n * r, r, d, MEETS=residual is not None, maxnreg=255, **tile,
         )  # fmt: skip
         return dx
 
