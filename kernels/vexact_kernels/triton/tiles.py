@@ -51,7 +51,7 @@ class Tiles:
     # Chains in registers. Few rows (decoding) take a flat tile, so that no lane works on rows that are not there.
     few: Product = Product(rows=16, columns=64, depth=32, warps=4)
     # Thirty-two outputs a thread, as many as steps of 16 leave room for, float32 gradients and float16 weights too.
-    many: Product = Product(rows=64, columns=128, depth=16, warps=8, registers=255)
+    many: Product = Product(rows=64, columns=128, depth=16, warps=8)
     # Gradients of weights hold a lane and a total: half as many outputs a thread.
     streams: Product = Product(rows=64, columns=64, depth=16, warps=8, registers=255)
     # Matrix units. 64 rows are the fewest that reach wgmma on sm_90; decoding pads to them and stays on it.
