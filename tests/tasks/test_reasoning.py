@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Any
 
 import pytest
-import reasoning_gym
 
 from vexact.recipe import TaskSection
 from vexact.tasks import TaskError, load_task
 from vexact.tasks.task import ITEMS
+
+with warnings.catch_warnings():  # its needs hold invalid escapes, which Python mentions where it compiles them
+    warnings.simplefilter("ignore", SyntaxWarning)
+    import reasoning_gym
 
 
 def chain_sum(seed: int = 0, held_out: float = 0.0, **options: Any) -> Any:
