@@ -101,15 +101,16 @@ def test_one_two_and_one_process_take_up_each_others_run(recipe: Path, alone: li
 
 DYING = """
 import os, signal, sys
-from vexact.ranks import ranks_of
+from vexact.ranks import LostRank, ranks_of
 ranks = ranks_of(os.environ, "cpu")
 ranks.agree("size", ranks.size)
 if ranks.rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 try:
     ranks.gather(0)
-except ValueError as error:
-    sys.exit(str(error))
+except LostRank as error:
+    print(error, file=sys.stderr, flush=True)
+    os._exit(1)
 """
 
 

@@ -254,6 +254,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except (BadInput, OSError) as error:
         print(f"vexact: {' '.join(str(error).split())}", file=sys.stderr)
+        if isinstance(error, BadInput) and error.abrupt:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(BAD_INPUT)
         return BAD_INPUT
 
 

@@ -8,3 +8,5 @@ class BadInput(ValueError):
 
     The command line prints it and exits with 2. Every other exception is a fault of this program and is shown whole.
     """
+
+    abrupt = False  # leave at once, without the interpreter's own end

@@ -26,6 +26,12 @@ class RankError(BadInput):
     """Ranks that cannot go on together. One line naming the rank."""
 
 
+class LostRank(RankError):
+    """Another rank has ended."""
+
+    abrupt = True  # at an ordinary end the library's threads, whose connection is broken, may abort the process
+
+
 class Ranks:
     """A run of one process. With more, every rank makes the same calls in the same order.
 
@@ -129,9 +135,7 @@ class Torchrun(Ranks):
         try:
             yield
         except RuntimeError as error:
-            raise RankError(
-                f"rank {self.rank}: another rank has ended, so this one ends too ({_line(error)})"
-            ) from None
+            raise LostRank(f"rank {self.rank}: another rank has ended, so this one ends too ({_line(error)})") from None
 
 
 def ranks_of(environment: Mapping[str, str], device: str) -> Ranks:
