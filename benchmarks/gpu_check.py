@@ -28,17 +28,17 @@ from rich.table import Table
 
 import gpu_golden
 import gpu_speed
-from gpu_golden import DTYPES, RECORDED, policy_of
+from gpu_golden import RECORDED, policy_of
 from timing import environment
 from vexact.model.checkpoint import save_folder
+from vexact.model.config import DTYPES
 from vexact.model.tiny import tiny_config, tiny_weights
 from vexact.verification.result import EQUAL, INCONCLUSIVE
 from vexact.verification.subject import Sizes
 from vexact.verify import verify
-from vexact_kernels import Kernels, load
+from vexact_kernels import PROFILES, Kernels, load
 
 RESULTS = Path(__file__).parent / "results"
-PROFILES = ("portable", "tensorcore")
 GOLDEN = "a CPU's bits"
 TOY = Sizes(requests=4, samples=1, tokens=2, few=4, sequences=1, length=12, trained=2, trained_tokens=2)
 MINUTES = 8.0

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vexact.model.config import DTYPES
 from vexact.model.gradients import Gradients
 from vexact.model.parameters import stack
 from vexact.model.policy import Policy, Scored
@@ -25,7 +26,6 @@ from vexact.rollout.sampler import Sampler
 from vexact_kernels import Kernels, load
 
 RESULTS = Path(__file__).parent / "results" / "gpu_golden.json"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # config.json of the published models, as far as it tells their shapes
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "tiny": ("qwen3", {}),

@@ -5,6 +5,8 @@ Three passes forward: block maxima, block sums, then one program a row for the t
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 import triton
 import triton.language as tl
@@ -13,6 +15,7 @@ from torch import Tensor
 from vexact_kernels.arguments import require, strided_rows
 from vexact_kernels.contract import grad_dtype
 from vexact_kernels.triton.functions import BLOCK, exp, log, tree
+from vexact_kernels.triton.indices import Indices
 from vexact_kernels.triton.launch import Device, power_of_two
 from vexact_kernels.triton.logits import block_maxima, blocks_of, divisor, largest_logit, load_block, max_z, tempered
 
@@ -94,12 +97,20 @@ def backward_kernel(
 class Logprob(Device):
     """logprob and logprob_backward of `contract.Kernels`."""
 
+    @cached_property
+    def _targets(self) -> Indices:
+        return Indices()
+
     def logprob(
         self, logits: Tensor, ids: Tensor, temperature: Tensor, *, entropy: bool = True
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:
         n, vocabulary = logits.shape
         require("logits", logits, torch.float32, (n, vocabulary))
-        logits, ids, blocks = strided_rows(logits), token_ids(ids, n, vocabulary), blocks_of(vocabulary)
+        logits, ids, blocks = (
+            strided_rows(logits),
+            self._targets.inside("token id", ids, n, vocabulary),
+            blocks_of(vocabulary),
+        )
         temperature = row_values("temperature", temperature, n)
         maxima, sums = block_maxima(self, logits), self.empty(n, blocks)
         terms = self.empty(n, blocks) if entropy else sums
@@ -130,7 +141,11 @@ class Logprob(Device):
     ) -> Tensor:
         n, vocabulary = logits.shape
         require("logits", logits, torch.float32, (n, vocabulary))
-        logits, ids, blocks = strided_rows(logits), token_ids(ids, n, vocabulary), blocks_of(vocabulary)
+        logits, ids, blocks = (
+            strided_rows(logits),
+            self._targets.inside("token id", ids, n, vocabulary),
+            blocks_of(vocabulary),
+        )
         named = {"temperature": temperature, "max": max_, "sum": sum_, "d_logprob": d_logprob}
         temperature, max_, sum_, d_logprob = (row_values(key, x, n) for key, x in named.items())
         entropy_or_none = d_entropy_or_none = d_logprob
@@ -152,15 +167,3 @@ def row_values(name: str, x: Tensor, n: int, dtype: torch.dtype = torch.float32)
     """One value a row [n], contiguous. Raises ValueError unless x fits."""
     require(name, x, dtype, (n,))
     return x.contiguous()
-
-
-def token_ids(ids: Tensor, n: int, vocabulary: int) -> Tensor:
-    """int64 [n], contiguous. Raises IndexError naming the first id outside the vocabulary.
-
-    The host waits for the device here, once a call: an id is an address, and a wrong one would read foreign memory.
-    """
-    ids = row_values("token id", ids, n, torch.int64)
-    outside = (ids < 0) | (ids >= vocabulary)
-    if outside.any():
-        raise IndexError(f"token id {ids[outside][0].item()} is outside 0 … {vocabulary - 1}")
-    return ids

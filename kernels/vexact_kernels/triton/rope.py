@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from vexact_kernels.arguments import require, strided_rows
-from vexact_kernels.triton.embed import Indices
 from vexact_kernels.triton.functions import widened
+from vexact_kernels.triton.indices import Indices
 from vexact_kernels.triton.launch import Device, cdiv, power_of_two
 
 PAIRS = 1024  # a program: eight a thread of four warps, 16 bytes of bfloat16; its heads share one load of the angles

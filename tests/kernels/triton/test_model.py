@@ -12,11 +12,10 @@ from vexact.model.policy import Policy
 from vexact.testing import Comparison
 from vexact.verification import checks, updates
 from vexact.verification.subject import Sizes, Subject
-from vexact_kernels import load
+from vexact_kernels import PROFILES, load
 from vexact_kernels.triton import Triton
 
 SIZES = Sizes(requests=2, samples=1, tokens=3, few=2, sequences=1, length=40, trained=2, trained_tokens=3)
-PROFILES = ("portable", "tensorcore")
 Run = Callable[[Subject], Comparison]
 
 
