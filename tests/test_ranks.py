@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from vexact.cli import main
 from vexact.loop import train
-from vexact.ranks import RankError, ranks_of
+from vexact.ranks import LostRank, RankError, ranks_of
 from vexact.recipe import load_recipe
 from vexact_kernels import load
 
@@ -127,6 +128,21 @@ def test_a_rank_that_dies_ends_the_others_with_one_line() -> None:
         _, said = survivor.communicate(timeout=300)
         assert (survivor.returncode, victim.wait()) == (1, -signal.SIGKILL)
     assert said.splitlines()[-1].startswith("rank 0: another rank has ended, so this one ends too (")
+
+
+SHIPPED = Path(__file__).parents[1] / "recipes" / "tiny_chain_sum.yaml"
+
+
+@pytest.mark.parametrize("error, abrupt", [(LostRank("rank 0: gone"), True), (RankError("rank 0: no"), False)])
+def test_the_command_line_leaves_at_once_where_a_rank_is_lost(
+    error: RankError, abrupt: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr("os._exit", codes.append)
+    monkeypatch.setattr("vexact.ranks.ranks_of", lambda *arguments: (_ for _ in ()).throw(error))
+    assert main(["train", str(SHIPPED)]) == 2
+    assert codes == [2] * abrupt
+    assert capsys.readouterr().err == f"vexact: {error}\n"
 
 
 def test_lanes_cannot_be_divided_among_three() -> None:
