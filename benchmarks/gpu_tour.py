@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vexact_kernels.contract import DTYPES, PAGE, Chunks, Kernels, Segments, Stream, grad_dtype
+from vexact_kernels.contract import DTYPES, OUTSIDE, PAGE, Chunks, Kernels, Segments, Softmax, Stream, grad_dtype
 
 FEW, MANY = 16, 256  # rows of decoding, rows of a prefill or of training
 
@@ -205,6 +205,20 @@ def logprob_backward(kernels: Kernels, dtype: torch.dtype) -> Visits:
             )
 
 
+def centre(kernels: Kernels, dtype: torch.dtype) -> Visits:
+    for v in VOCABULARIES:
+        ids, one = torch.zeros(FEW, dtype=torch.int64), torch.ones(FEW)
+        rows = Softmax(torch.zeros(FEW, v), one, one)
+        for outside in OUTSIDE:
+            given = (rows, rows, rows, ids, one, one, one, one, outside, dtype)
+            yield str(v), str(FEW), partial(kernels.centre, *given)
+
+
+def noise(kernels: Kernels, dtype: torch.dtype) -> Visits:
+    for v in VOCABULARIES:
+        yield str(v), str(FEW), partial(kernels.noise, torch.zeros(FEW, dtype=torch.int64), v)
+
+
 def draw(kernels: Kernels, dtype: torch.dtype) -> Visits:
     for v in VOCABULARIES:
         address = torch.zeros(FEW, dtype=torch.int64)
@@ -253,10 +267,12 @@ STORED: dict[str, Callable[[Kernels, torch.dtype], Visits]] = {
     "add": add,
     "cast": cast,
     "logprob_backward": logprob_backward,
+    "centre": centre,
 }
 FLOAT32: dict[str, Callable[[Kernels, torch.dtype], Visits]] = {
     "logprob": logprob,
     "draw": draw,
+    "noise": noise,
     "exp": exp,
     "log": log,
     "sum": partial(sums, "sum"),

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from vexact_kernels import CPU, PORTABLE, Chunks, Kernels, Packed, Segments, Stream
+from vexact_kernels import CPU, PORTABLE, Chunks, Kernels, Packed, Segments, Softmax, Stream
 
 DEVICE = torch.device("meta")
 aten = torch.ops.aten
@@ -139,6 +139,8 @@ def argument(op: str, x: Any) -> Any:
     if isinstance(x, Stream):
         touched = None if x.touched is None else on_device(op, x.touched)
         return replace(x, lane=on_device(op, x.lane), total=on_device(op, x.total), touched=touched)
+    if isinstance(x, Softmax):
+        return Softmax(*(on_device(op, tensor) for tensor in vars(x).values()))
     return on_device(op, x) if isinstance(x, Tensor) else x
 
 

@@ -1,21 +1,14 @@
 // One id a row, drawn by integer weights: integer sums are exact, so no order of adding them can move a draw.
 #include "logits.h"
+#include "philox.h"
 #include "vexact.h"
 
 namespace VX_ISA {
 
-// Philox4x32-10, the first two words of the block, low word first.
+// The first two words of a block, low word first.
 inline uint64_t philox_bits(uint64_t seed, uint64_t request, uint32_t sample, uint32_t position) {
-  uint32_t key[2] = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
   uint32_t c[4] = {position, sample, static_cast<uint32_t>(request), static_cast<uint32_t>(request >> 32)};
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t a = uint64_t{0xd2511f53} * c[0], b = uint64_t{0xcd9e8d57} * c[2];
-    const uint32_t next[4] = {static_cast<uint32_t>(b >> 32) ^ c[1] ^ key[0], static_cast<uint32_t>(b),
-                              static_cast<uint32_t>(a >> 32) ^ c[3] ^ key[1], static_cast<uint32_t>(a)};
-    std::memcpy(c, next, sizeof c);
-    key[0] += 0x9e3779b9u;
-    key[1] += 0xbb67ae85u;
-  }
+  philox(c, seed);
   return static_cast<uint64_t>(c[1]) << 32 | c[0];
 }
 

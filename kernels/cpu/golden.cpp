@@ -52,6 +52,10 @@ using u64 = uint64_t;
   X(void, logprob, (i64, i64, const float*, i64, const i64*, const float*, float*, float*, float*, float*, u8*))     \
   X(void, logprob_backward, (int, i64, i64, const float*, i64, const i64*, const float*, const float*, const float*, \
                              const float*, const float*, const float*, void*, i64))                                  \
+  X(void, centre, (int, i64, i64, const float*, i64, const float*, const float*, const float*, i64, const float*,    \
+                   const float*, const float*, i64, const float*, const float*, const i64*, const float*,            \
+                   const float*, const float*, const float*, int, void*, i64, float*, float*))                       \
+  X(void, noise, (i64, i64, const u64*, float*, i64))                                                                \
   X(void, draw, (i64, i64, const float*, i64, const float*, const u64*, const u64*, const u32*, const u32*, i64*))   \
   X(void, philox, (i64, const u64*, const u64*, const u32*, const u32*, u64*))                                       \
   X(void, exp, (i64, const float*, float*))                                                                          \
@@ -277,6 +281,35 @@ struct Probe {
     say("logprob_backward", {&d});
   }
 
+  void centre() const {
+    constexpr i64 N = 4, V = 1500, ids[N] = {0, 1499, 700, 3};
+    constexpr float temperature[N] = {0.0f, 1.0f, 0.7f, 1.3f}, low[N] = {0.0f, 0.5f, 0.9f, 0.0f};
+    constexpr float high[N] = {2.0f, 1.5f, 1.1f, 1e30f};
+    const Memory policy = values(FLOAT32, N * V, 29, {"", -4, 4, range.tiny}), unused(N * 4), finite(N);
+    const Memory sampler = values(FLOAT32, N * V, 30, {"", -4, 4, range.tiny}), base(N * V * 4);
+    for (i64 i = 0; i < N * V; ++i) base.as<float>()[i] = policy.as<float>()[i] + 0.125f * sampler.as<float>()[i];
+    const Memory most[3] = {Memory(N * 4), Memory(N * 4), Memory(N * 4)};
+    const Memory sum[3] = {Memory(N * 4), Memory(N * 4), Memory(N * 4)};
+    const Memory* rows[3] = {&policy, &sampler, &base};
+    for (int r = 0; r < 3; ++r)
+      k.logprob(N, V, *rows[r], V, ids, temperature, unused, nullptr, most[r], sum[r], finite.as<u8>());
+    const Memory d_logprob = values(FLOAT32, N, 31, range);
+    for (int clamps = 0; clamps < 2; ++clamps) {
+      const Memory d = out_grad(N * V), w_id(N * 4), total(N * 4);
+      k.centre(dtype.code, N, V, policy, V, most[0], sum[0], sampler, V, most[1], sum[1], base, V, most[2], sum[2], ids,
+               temperature, d_logprob, low, high, clamps, d, V, w_id, total);
+      say(clamps ? "centre_clamp" : "centre_zero", {&d, &w_id, &total});
+    }
+  }
+
+  void noise() const {
+    constexpr i64 N = 4, columns = 1500;
+    constexpr u64 key[N] = {0, 1, ~u64{0}, u64{1} << 32};
+    const Memory y(N * columns * 4);
+    k.noise(N, columns, key, y, columns);
+    say("noise", {&y});
+  }
+
   void draw() const {
     constexpr i64 N = 5, V = 1500;
     constexpr float temperature[N] = {0.0f, 1.0f, 0.7f, 1.3f, 1.0f};
@@ -335,6 +368,8 @@ int main(int argc, char** argv) {
       probe.attention();
       probe.swiglu();
       probe.logprob();
+      probe.centre();
+      probe.noise();
       probe.draw();
       probe.elementwise();
       probe.adamw();

@@ -60,6 +60,17 @@ inline vi iadd(vi x, vi y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi3
 inline vi isub(vi x, vi y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
 inline vi iand(vi x, vi y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
 inline vi ior(vi x, vi y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+inline vi ixor(vi x, vi y) { return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)}; }
+inline void wide_product(__m256i a, __m256i x, __m256i& high, __m256i& low) {
+  const __m256i even = _mm256_mul_epu32(a, x), odd = _mm256_mul_epu32(a, _mm256_srli_epi64(x, 32));
+  high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
+  low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
+}
+inline void wide_product(uint32_t a, vi x, vi& high, vi& low) {  // the two words of a · x, unsigned
+  const __m256i each = _mm256_set1_epi32(static_cast<int32_t>(a));
+  wide_product(each, x.a, high.a, low.a);
+  wide_product(each, x.b, high.b, low.b);
+}
 template <int K>
 inline vi shl(vi x) {
   return {_mm256_slli_epi32(x.a, K), _mm256_slli_epi32(x.b, K)};

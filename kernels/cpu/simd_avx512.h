@@ -34,6 +34,13 @@ inline vi iadd(vi a, vi b) { return _mm512_add_epi32(a, b); }
 inline vi isub(vi a, vi b) { return _mm512_sub_epi32(a, b); }
 inline vi iand(vi a, vi b) { return _mm512_and_si512(a, b); }
 inline vi ior(vi a, vi b) { return _mm512_or_si512(a, b); }
+inline vi ixor(vi a, vi b) { return _mm512_xor_si512(a, b); }
+inline void wide_product(uint32_t a, vi x, vi& high, vi& low) {  // the two words of a · x, unsigned
+  const vi each = iset(static_cast<int32_t>(a));
+  const vi even = _mm512_mul_epu32(each, x), odd = _mm512_mul_epu32(each, _mm512_srli_epi64(x, 32));
+  high = _mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 32), odd);
+  low = _mm512_mask_blend_epi32(0xaaaa, even, _mm512_slli_epi64(odd, 32));
+}
 template <int K>
 inline vi shl(vi a) {
   return _mm512_slli_epi32(a, K);

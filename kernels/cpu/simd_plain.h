@@ -143,6 +143,18 @@ inline vi ior(vi x, vi y) {
   VX_EACH r.v[l] = x.v[l] | y.v[l];
   return r;
 }
+inline vi ixor(vi x, vi y) {
+  vi r;
+  VX_EACH r.v[l] = x.v[l] ^ y.v[l];
+  return r;
+}
+inline void wide_product(uint32_t a, vi x, vi& high, vi& low) {
+  VX_EACH {
+    const uint64_t p = uint64_t{a} * uint32_t(x.v[l]);
+    high.v[l] = int32_t(uint32_t(p >> 32));
+    low.v[l] = int32_t(uint32_t(p));
+  }
+}
 template <int K>
 inline vi shl(vi x) {
   vi r;

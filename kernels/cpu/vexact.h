@@ -82,12 +82,26 @@ logprob.cpp    z = logit / T + 0 (T = 0 means T = 1), M = max z, Z = S(exp(z - M
                  const float* d_logprob, const float* d_entropy (may be null), grad* d_logits, int64 lddl)
            +0 in rows whose incoming gradients are 0, whatever their logits
 
+centre.cpp     d_logits of d_logprob · (w_id log p(id) - Σ q w log p), p the policy's softmax and q the sampler's, w the
+               ratio p / b to the base's held by low … high: clamps = 1 to the nearest bound, 0 to nothing. max and sum
+               of the three as logprob found them
+  void   centre(int dtype, int64 N, int64 V, const float* policy, int64 ldp, const float* max, const float* sum,
+                const float* sampler, int64 lds, const float* max, const float* sum,
+                const float* base, int64 ldb, const float* max, const float* sum,
+                const int64* ids, const float* temperature, const float* d_logprob, const float* low,
+                const float* high, int clamps, grad* d_logits, int64 lddl, float* w_id ([N]), float* total ([N]))
+           +0 in rows whose d_logprob is 0, whatever their logits; total = Σ q w
+
 draw.cpp       z as in logprob.cpp
   void   draw(int64 N, int64 V, const float* logits, int64 ld, const float* temperature (0: greedy),
               const uint64* seed, const uint64* request, const uint32* sample, const uint32* position, int64* ids)
            ids[i] = -1 where row i holds a NaN or its largest z is not finite
   void   philox(int64 N, const uint64* seed, const uint64* request, const uint32* sample, const uint32* position,
                 uint64* bits)
+
+noise.cpp
+  void   noise(int64 N, int64 columns, const uint64* key, float* y, int64 ldy)
+           y[i, v]: the standard normal number of (key[i], v)
 
 elementwise.cpp
   void   exp(int64 n, const float* x, float* y)

@@ -18,6 +18,7 @@ from vexact_kernels.contract import (
     Kernels,
     Packed,
     Segments,
+    Softmax,
     Stream,
     grad_dtype,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "Kernels",
     "Packed",
     "Segments",
+    "Softmax",
     "Stream",
     "available",
     "grad_dtype",

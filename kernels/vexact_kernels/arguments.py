@@ -9,7 +9,7 @@ from enum import IntFlag
 import torch
 from torch import Tensor
 
-from vexact_kernels.contract import DTYPES, PAGE, Chunks, Segments, Stream
+from vexact_kernels.contract import DTYPES, OUTSIDE, PAGE, Chunks, Segments, Softmax, Stream
 
 SMALL = 32  # up to here a Python list is quicker than a torch reduction
 
@@ -91,6 +91,20 @@ def heads(query: int, groups: int, size: int) -> None:
         raise ValueError(f"{query} query heads are no multiple of {groups} key and value heads")
     if size % 16:
         raise ValueError(f"the head size of attention is {size}, needed is a multiple of 16")
+
+
+def bounded(
+    base: Softmax | None, low: Tensor | None, high: Tensor | None, outside: str
+) -> tuple[Tensor, Tensor] | None:
+    """The bounds of centre's ratio, None without a base. Raises ValueError unless the four go together."""
+    if outside not in OUTSIDE:
+        raise ValueError(f"outside is {outside!r}: a ratio beyond its bounds can {' or '.join(OUTSIDE)}")
+    given = [name for name, x in (("low", low), ("high", high)) if x is not None]
+    if base is None and given:
+        raise ValueError(f"centre has the bound {' and '.join(given)} and no base that makes a ratio")
+    if base is not None and len(given) < 2:
+        raise ValueError("centre has a base and needs both bounds of the ratio to it, low and high")
+    return None if low is None or high is None else (low, high)
 
 
 def segments(parts: Segments, tokens: int) -> tuple[int, Tensor, Tensor]:

@@ -26,6 +26,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PORTABLE, TENSORCORE = "portable", "tensorcore"  # the same bits on every device; matrix units, exact on one type of GPU
 PROFILES = (PORTABLE, TENSORCORE)
 CPU = torch.device("cpu")
+CLAMP, ZERO = "clamp", "zero"  # what a ratio outside its bounds counts as: the nearest bound, or nothing
+OUTSIDE = (CLAMP, ZERO)
 
 
 def grad_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -86,6 +88,18 @@ class Chunks:
     prefix: Tensor
     table_start: Tensor
     table: Tensor
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """Rows of logits with what `logprob` found of them at the temperature of the call.
+
+    logits float32 [N, V] (rows strided); max, sum float32 [N].
+    """
+
+    logits: Tensor
+    max: Tensor
+    sum: Tensor
 
 
 @runtime_checkable
@@ -205,11 +219,47 @@ class Kernels(Protocol):
         """→ d_logits [N, V] in grad of `dtype`."""
         ...
 
+    def centre(
+        self,
+        policy: Softmax,
+        sampler: Softmax,
+        base: Softmax | None,
+        ids: Tensor,
+        temperature: Tensor,
+        d_logprob: Tensor,
+        low: Tensor | None,
+        high: Tensor | None,
+        outside: str,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradient of score centering: of g·(w_a log p(a) - Σ_v q_v w_v log p(v)) with w and q held fixed.
+
+        p is the policy's distribution over V, q the sampler's. w_v is the ratio p_v / b_v to the base's distribution,
+        held by its bounds low ≤ high, float32 [N]: where it lies outside, the nearest bound ("clamp") or 0 ("zero").
+        A dead token of the base alone has the largest ratio that exp gives, one of the policy alone 0, one of both 1.
+        Without a base every w is 1, low and high are None and the policy's logits are not read: what comes out is
+        `logprob_backward` on the sampler's logits, bit for bit.
+
+        ids int64 [N]; temperature float32 [N] (0 means 1), the same for the three; d_logprob float32 [N] is g.
+        → d_logits [N, V] of the policy in grad of `dtype`, +0 in rows where g is 0 whatever their logits;
+        w_a float32 [N], of the id; W = Σ_v q_v w_v, float32 [N]. Raises ValueError on bounds without a base, a base
+        without bounds, another `outside`; IndexError on an id outside 0 … V - 1.
+        """
+        ...
+
     def draw(
         self, logits: Tensor, temperature: Tensor, seed: Tensor, request: Tensor, sample: Tensor, position: Tensor
     ) -> Tensor:
         """logits float32 [N, V]; temperature float32 [N] (0: greedy); the rest int64 [N], read as unsigned: seed and
         request 64 bits, sample and position 32 → ids int64 [N], -1 where `logprob` says that the row is not finite.
+        """
+        ...
+
+    def noise(self, key: Tensor, columns: int) -> Tensor:
+        """Standard normal numbers that have addresses: key int64 [N], read as 64 unsigned bits → float32 [N, columns].
+
+        Element (n, v) follows from key[n] and v alone: not from the other rows, and a longer row begins with the same
+        numbers. They lie within ±5.42, on 2^24 values, as far to one side as to the other.
         """
         ...
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from vexact_kernels import arguments
 from vexact_kernels.arguments import CODES, buffer, dense, indices, require, rows
 from vexact_kernels.contract import CPU, PAGE, PORTABLE, Chunks, Packed, Segments, Stream, grad_dtype
+from vexact_kernels.cpu_logits import CpuLogits
 from vexact_kernels.library import FloatBits, available, operations
 
 ALIGNMENT = 64  # bytes, of packed weights
@@ -55,7 +56,7 @@ class _Scratch(threading.local):
         return self.memory.data_ptr()
 
 
-class Cpu:
+class Cpu(CpuLogits):
     """The kernels of one instruction set: "baseline", "avx2", "avx512" or "avx512bf16"."""
 
     device, profile = CPU, PORTABLE
@@ -283,71 +284,6 @@ class Cpu:
         y = torch.empty_like(source, dtype=dtype)
         self._c.cast(CODES[x.dtype], CODES[dtype], y.numel(), source.data_ptr(), y.data_ptr())
         return y
-
-    def logprob(
-        self, logits: Tensor, ids: Tensor, temperature: Tensor, *, entropy: bool = True
-    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:
-        n, vocabulary = logits.shape
-        require("logits", logits, torch.float32, (n, vocabulary))
-        logits, ids = rows(logits), indices("token id", ids, n, vocabulary)
-        temperature = dense("temperature", temperature, torch.float32, (n,))
-        logprob, max_, sum_ = (torch.empty(n, dtype=torch.float32) for _ in range(3))
-        entropies = torch.empty(n, dtype=torch.float32) if entropy else None
-        finite = torch.empty(n, dtype=torch.bool)
-        self._c.logprob(
-            n, vocabulary, logits.data_ptr(), logits.stride(0), ids.data_ptr(), temperature.data_ptr(),
-            logprob.data_ptr(), None if entropies is None else entropies.data_ptr(), max_.data_ptr(), sum_.data_ptr(),
-            finite.data_ptr(),
-        )  # fmt: skip
-        return logprob, entropies, max_, sum_, finite
-
-    def logprob_backward(
-        self,
-        logits: Tensor,
-        ids: Tensor,
-        temperature: Tensor,
-        max_: Tensor,
-        sum_: Tensor,
-        entropy: Tensor | None,
-        d_logprob: Tensor,
-        d_entropy: Tensor | None,
-        dtype: torch.dtype,
-    ) -> Tensor:
-        n, vocabulary = logits.shape
-        require("logits", logits, torch.float32, (n, vocabulary))
-        logits, ids = rows(logits), indices("token id", ids, n, vocabulary)
-        named = {"temperature": temperature, "max": max_, "sum": sum_, "d_logprob": d_logprob}
-        temperature, max_, sum_, d_logprob = (dense(key, x, torch.float32, (n,)) for key, x in named.items())
-        entropy_at = d_entropy_at = None
-        if d_entropy is not None:
-            if entropy is None:
-                raise ValueError("a gradient of the entropy needs the entropy")
-            entropy = dense("entropy", entropy, torch.float32, (n,))
-            d_entropy = dense("d_entropy", d_entropy, torch.float32, (n,))
-            entropy_at, d_entropy_at = entropy.data_ptr(), d_entropy.data_ptr()
-        d_logits = torch.empty(n, vocabulary, dtype=grad_dtype(dtype))
-        self._c.logprob_backward(
-            CODES[dtype], n, vocabulary, logits.data_ptr(), logits.stride(0), ids.data_ptr(), temperature.data_ptr(),
-            max_.data_ptr(), sum_.data_ptr(), entropy_at, d_logprob.data_ptr(), d_entropy_at, d_logits.data_ptr(),
-            vocabulary,
-        )  # fmt: skip
-        return d_logits
-
-    def draw(
-        self, logits: Tensor, temperature: Tensor, seed: Tensor, request: Tensor, sample: Tensor, position: Tensor
-    ) -> Tensor:
-        n, vocabulary = logits.shape
-        require("logits", logits, torch.float32, (n, vocabulary))
-        logits, temperature = rows(logits), dense("temperature", temperature, torch.float32, (n,))
-        seed, request = dense("seed", seed, torch.int64, (n,)), dense("request", request, torch.int64, (n,))
-        sample = dense("sample", sample, torch.int64, (n,)).to(torch.int32)  # the low 32 bits
-        position = dense("position", position, torch.int64, (n,)).to(torch.int32)
-        ids = torch.empty(n, dtype=torch.int64)
-        self._c.draw(
-            n, vocabulary, logits.data_ptr(), logits.stride(0), temperature.data_ptr(), seed.data_ptr(),
-            request.data_ptr(), sample.data_ptr(), position.data_ptr(), ids.data_ptr(),
-        )  # fmt: skip
-        return ids
 
     def exp(self, x: Tensor) -> Tensor:
         source = dense("x of exp", x, torch.float32, x.shape)

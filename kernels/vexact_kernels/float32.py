@@ -26,6 +26,18 @@ LOG_COEFFICIENTS = (
     "-0x1.55b7e6p-3", "0x1.99ce42p-3", "-0x1.fffe5ep-3", "0x1.55550cp-2",
 )  # fmt: skip
 
+# Wichura's AS241, PPND7 (Applied Statistics 37, 1988), highest power first: numerator and denominator near 1/2, and of
+# r = sqrt(-log(tail)) - 1.6 in the tails. What it has for r > 5 is not needed: here sqrt(-log(tail)) stays below 4.17.
+CENTRAL = 0.425
+NORMAL_CENTRAL = (
+    ("0x1.d8ep+5", "0x1.3e951p+7", "0x1.937964p+5", "0x1.b18d9p+1"),
+    ("0x1.0cc01p+6", "0x1.3b07f2p+6", "0x1.1e529ep+4", "0x1p+0"),
+)
+NORMAL_TAIL = (
+    ("0x1.5ca5dap-3", "0x1.4e85c2p+0", "0x1.60df54p+1", "0x1.6c6662p+0"),
+    ("0x1.ec62b8p-4", "0x1.795848p-1", "0x1p+0"),
+)
+
 
 def scalar(value: float) -> Tensor:
     """The float32 nearest to `value`, as a tensor []."""
@@ -131,6 +143,24 @@ def log(x: Tensor) -> Tensor:
     y = torch.where(x < torch.inf, y, torch.inf)
     y = torch.where(x > 0, y, torch.where(x < 0, torch.nan, -torch.inf))
     return torch.where(torch.isnan(x), x, y)
+
+
+def normal(words: Tensor) -> Tensor:
+    """Standard normal numbers, float32, of random words (int64, 0 … 2^32 - 1), by the inverse of the distribution.
+
+    u = (n + 1/2)·2^-24 with n the high 24 bits, never 0 or 1. It enters as u - 1/2 and as the distance to the nearer
+    end, which are float32 numbers exactly.
+    """
+    odd = 2 * (words >> 8) + 1 - 2**24
+    q = odd.float() * 2.0**-25
+    tail = 0.5 - q.abs()
+    r = fma(-q, q, scalar(0.180625))
+    t = sqrt(-log(tail)) - 1.6
+    central = q.abs() < CENTRAL
+    (a, b), (c, d) = NORMAL_CENTRAL, NORMAL_TAIL
+    far = horner(c, t)
+    numerator = torch.where(central, q * horner(a, r), torch.where(q < 0, -far, far))
+    return numerator / torch.where(central, horner(b, r), horner(d, t))
 
 
 def sigmoid(x: Tensor) -> Tensor:

@@ -58,6 +58,8 @@ _ARGUMENTS = {
     "swiglu_backward": "i nn pn pn pn",
     "logprob": "nn pn pp ppp pp",
     "logprob_backward": "i nn pn pp pp p pp pn",
+    "centre": "i nn pnpp pnpp pnpp pp p pp i pn pp",
+    "noise": "nn p pn",
     "draw": "nn pn p pppp p",
     "exp": "n pp",
     "log": "n pp",

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from vexact_kernels import float32
-from vexact_kernels.contract import CPU, PAGE, PORTABLE, Chunks, Packed, Segments, Stream, grad_dtype
+from vexact_kernels.arguments import bounded
+from vexact_kernels.contract import CPU, PAGE, PORTABLE, ZERO, Chunks, Packed, Segments, Softmax, Stream, grad_dtype
 from vexact_kernels.float32 import chain, fma, scalar, tree, widen
-
-MASK_32 = 2**32 - 1
-MASK_64 = 2**64 - 1
+from vexact_kernels.philox import draw_bits as draw_bits  # exported: tasks make their questions of them
+from vexact_kernels.philox import noise_words, pick
+from vexact_kernels.philox import philox as philox
 
 
 class Reference:
@@ -217,6 +218,42 @@ class Reference:
             ids[row] = pick(weights, draw_bits(*(int(t[row]) for t in (seed, request, sample, position))))
         return ids
 
+    def centre(
+        self,
+        policy: Softmax,
+        sampler: Softmax,
+        base: Softmax | None,
+        ids: Tensor,
+        temperature: Tensor,
+        d_logprob: Tensor,
+        low: Tensor | None,
+        high: Tensor | None,
+        outside: str,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        bounds = bounded(base, low, high, outside)
+        if base is None or bounds is None:
+            given = (sampler.logits, ids, temperature, sampler.max, sampler.sum)
+            ones = torch.ones_like(d_logprob)
+            return self.logprob_backward(*given, None, d_logprob, None, dtype), ones, ones.clone()
+        (x, p), (y, _), (_, q) = (_softmax(rows, temperature) for rows in (policy, base, sampler))
+        log_ratio = (x - float32.log(policy.sum)[:, None]) - (y - float32.log(base.sum)[:, None])
+        log_ratio = torch.where((x == -torch.inf) & (y == -torch.inf), 0.0, log_ratio)
+        ratio = float32.exp(torch.where(log_ratio > float32.EXP_HIGHEST, float32.EXP_HIGHEST, log_ratio))
+        below, above = ratio < bounds[0][:, None], ratio > bounds[1][:, None]
+        nearest = (0.0, 0.0) if outside == ZERO else (bounds[0][:, None], bounds[1][:, None])
+        w = torch.where(below, nearest[0], torch.where(above, nearest[1], ratio))
+        weighted = torch.where(q == 0, 0.0, q * w)
+        w_id, total = w.gather(1, ids[:, None])[:, 0], tree(weighted)
+        c = torch.where(p == 0, weighted, fma((w_id - total)[:, None], p, weighted))
+        chosen = torch.arange(c.shape[1]) == ids[:, None]
+        d = torch.where(chosen, (d_logprob * w_id)[:, None], 0.0) - d_logprob[:, None] * c
+        d = torch.where((d_logprob == 0)[:, None], 0.0, d)  # whatever the logits, NaN among them
+        return (d / _divisor(temperature) + 0.0).to(grad_dtype(dtype)), w_id, total
+
+    def noise(self, key: Tensor, columns: int) -> Tensor:
+        return float32.normal(noise_words(key, torch.arange(columns)))
+
     def exp(self, x: Tensor) -> Tensor:
         return float32.exp(x)
 
@@ -262,32 +299,6 @@ def min_exponent(weight: Tensor) -> int:
     return int(exponent.min()) - 127
 
 
-def pick(weights: Tensor, bits: int) -> int:
-    """The first id whose prefix sum exceeds high64(bits · total); weights int64 [V], bits 64 random bits."""
-    prefix_sums = weights.cumsum(0)
-    r = (bits * int(prefix_sums[-1])) >> 64
-    return int((prefix_sums > r).nonzero()[0, 0])
-
-
-def draw_bits(seed: int, request: int, sample: int, position: int) -> int:
-    """The 64 random bits of one draw, addressed and not streamed; negative numbers are read as unsigned."""
-    counter = (position & MASK_32, sample & MASK_32, request & MASK_32, (request >> 32) & MASK_32)
-    words = philox(counter, (seed & MASK_32, (seed >> 32) & MASK_32))
-    return words[0] | words[1] << 32
-
-
-def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Philox4x32-10 (Salmon et al. 2011): four random words of 32 bits."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(10):
-        high_0, low_0 = divmod(0xD2511F53 * c0, 2**32)
-        high_1, low_1 = divmod(0xCD9E8D57 * c2, 2**32)
-        c0, c1, c2, c3 = high_1 ^ c1 ^ k0, low_1, high_0 ^ c3 ^ k1, low_0
-        k0, k1 = (k0 + 0x9E3779B9) & MASK_32, (k1 + 0xBB67AE85) & MASK_32
-    return c0, c1, c2, c3
-
-
 def _divisor(temperature: Tensor) -> Tensor:
     """Temperature [N] → [N, 1], with 1 for 0: greedy log-probabilities are the untempered model's."""
     return torch.where(temperature == 0, 1.0, temperature)[:, None]
@@ -295,6 +306,12 @@ def _divisor(temperature: Tensor) -> Tensor:
 
 def _tempered(logits: Tensor, temperature: Tensor) -> Tensor:
     return logits / _divisor(temperature) + 0.0
+
+
+def _softmax(rows: Softmax, temperature: Tensor) -> tuple[Tensor, Tensor]:
+    """z - M and the probabilities, [N, V] each."""
+    shifted = _tempered(rows.logits, temperature) - rows.max[:, None]
+    return shifted, float32.exp(shifted) / rows.sum[:, None]
 
 
 def _finite_max(z: Tensor) -> tuple[Tensor, Tensor]:

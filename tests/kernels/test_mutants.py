@@ -18,7 +18,7 @@ import vexact_kernels.cpu
 import vexact_kernels.library
 from helpers import differing, flushing_denormals, normal, wild
 from vexact_kernels import float32, reference
-from vexact_kernels.contract import Chunks, Kernels, Packed
+from vexact_kernels.contract import OUTSIDE, Chunks, Kernels, Packed, Softmax
 from vexact_kernels.cpu import Cpu
 from vexact_kernels.reference import Reference
 
@@ -82,6 +82,20 @@ def attended(kernels: Kernels) -> Tensor:
     one, none = torch.tensor([0, 1]), torch.tensor([0])
     pages = torch.zeros(1, 1, 16, 64), torch.zeros(1, 1, 64, 16)
     return kernels.attention(q, k, normal(33, 1, 16), Chunks(33 * one, none, one, none), *pages, 0.0625)[0]
+
+
+def noisy(kernels: Kernels) -> Tensor:
+    """Both forms of the inverse, and each word of a block."""
+    return kernels.noise(torch.arange(3), 129)
+
+
+def centred(kernels: Kernels) -> Tensor:
+    """What the three softmaxes found comes from the specification: a mutant has no logprob."""
+    ids, ones = torch.arange(5), torch.ones(5)
+    rows = [normal(5, 129, seed=seed) for seed in range(3)]
+    p, q, b = (Softmax(x, *Reference().logprob(x, ids, ones)[2:4]) for x in rows)
+    return torch.cat([kernels.centre(p, q, b, ids, ones, normal(5, seed=4), 0.5 * ones, 2.0 * ones, outside,
+                                     torch.float32)[0] for outside in OUTSIDE])  # fmt: skip
 
 
 def subnormal_sum(kernels: Kernels) -> Tensor:
@@ -210,6 +224,20 @@ OPS = {
         "v[i] = vadd(v[i], v[i + h]);", "v[i] = vadd(v[2 * i], v[2 * i + 1]);"),
     "p·v in descending order": ("attention", attended, "attention.h",
         "for (int64_t t = 0; t < steps; ++t) {", "for (int64_t t = steps - 1; t >= 0; --t) {"),
+    "words of a block side by side": ("noise", noisy, "noise.cpp",
+        "store(out + w * W, normal(words[w])", "store(out + w * W, normal(words[3 - w])"),
+    "half a step is left out": ("noise", noisy, "noise.cpp", "iset((1 << 24) - 1)", "iset(1 << 24)"),
+    "a draw's counter": ("noise", noisy, "noise.cpp", "iset(static_cast<int32_t>(NOISE))", "zero"),
+    "half of the key": ("noise", noisy, "philox.h", "ixor(ixor(high_0, c[3]), k1)", "ixor(high_0, c[3])"),
+    "the tail is not the nearer end": ("noise", noisy, "noise.cpp",
+        "vsub(vset(0.5f), size)", "vsub(vset(0.5f), q)"),
+    "no centre": ("centre", centred, "centre.cpp", "vset(w_id - total)", "vset(w_id)"),
+    "c is rounded twice": ("centre", centred, "centre.cpp", "vfma(rest, share, qw)", "vadd(vmul(rest, share), qw)"),
+    "the id has no weight": ("centre", centred, "centre.cpp", "vset(d_logprob * w_id)", "vset(d_logprob)"),
+    "beyond a bound is nothing": ("centre", centred, "centre.cpp", "clamps ? greatest : nothing", "nothing"),
+    "the ratio is the other way round": ("centre", centred, "centre.cpp",
+        "vsub(vsub(x, vset(policy.log_sum)), vsub(y, vset(base.log_sum)))",
+        "vsub(vsub(y, vset(base.log_sum)), vsub(x, vset(policy.log_sum)))"),
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from vexact_kernels import CONTRACT_VERSION, LANES, PAGE, Chunks, Kernels, Segments, Stream, grad_dtype
+from vexact_kernels import CONTRACT_VERSION, LANES, PAGE, Chunks, Kernels, Segments, Softmax, Stream, grad_dtype
 
 _ROWS, _WIDTH, _OUT, _HEADS, _KV_HEADS, _HEAD = 5, 33, 35, 4, 2, 16
 
@@ -50,6 +50,8 @@ def _probe(k: Kernels, dtype: torch.dtype) -> Iterator[Tensor]:
     yield from _logprob(k, dtype)
     yield from _elementwise(k, dtype)
     yield from _adamw(k)
+    yield from _centre(k, dtype)
+    yield k.noise(torch.arange(_ROWS, device=k.device) - 2, 1100)
 
 
 def _lanes() -> Segments:
@@ -134,6 +136,19 @@ def _logprob(k: Kernels, dtype: torch.dtype) -> Iterator[Tensor]:
     yield k.logprob_backward(*given, None, dtype)
     yield k.logprob_backward(*given, _numbers(k, _ROWS, salt=22), dtype)
     yield k.draw(logits, temperature, ids, ids, ids, ids)
+
+
+def _centre(k: Kernels, dtype: torch.dtype) -> Iterator[Tensor]:
+    """With both ways of treating a ratio that is out of its bounds, and without a base."""
+    ids = torch.arange(_ROWS, device=k.device) * 7
+    temperature = torch.tensor([1.0, 0.5, 0.7, 0.0, 2.0], dtype=torch.float32).to(k.device)
+    rows = (_numbers(k, _ROWS, 1500, salt=salt) for salt in (26, 27, 28))
+    policy, sampler, base = (Softmax(x, *k.logprob(x, ids, temperature, entropy=False)[2:4]) for x in rows)
+    g, low = _numbers(k, _ROWS, salt=29), 0.25 * torch.ones(_ROWS, dtype=torch.float32, device=k.device)
+    given = (policy, sampler, base, ids, temperature, g, low, 8.0 * low)
+    yield from k.centre(*given, "clamp", dtype)
+    yield from k.centre(*given, "zero", dtype)
+    yield from k.centre(policy, sampler, None, ids, temperature, g, None, None, "clamp", dtype)
 
 
 def _elementwise(k: Kernels, dtype: torch.dtype) -> Iterator[Tensor]:

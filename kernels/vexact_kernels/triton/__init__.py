@@ -8,12 +8,13 @@ from vexact_kernels.contract import PROFILES
 from vexact_kernels.triton.adamw import Adamw
 from vexact_kernels.triton.attention import Attention
 from vexact_kernels.triton.attention_backward import AttentionBackward
+from vexact_kernels.triton.centre import Centre
 from vexact_kernels.triton.draw import Draw
 from vexact_kernels.triton.elementwise import Elementwise
 from vexact_kernels.triton.embed import Embed
 from vexact_kernels.triton.launch import Launch
-from vexact_kernels.triton.logprob import Logprob
 from vexact_kernels.triton.matmul import Matmul
+from vexact_kernels.triton.noise import Noise
 from vexact_kernels.triton.rmsnorm import Rmsnorm
 from vexact_kernels.triton.rope import Rope
 from vexact_kernels.triton.sum import Sum
@@ -22,7 +23,7 @@ from vexact_kernels.triton.tiles import capability_of, tiles_of
 
 
 class Triton(
-    Embed, Matmul, Rmsnorm, Rope, Attention, AttentionBackward, Swiglu, Elementwise, Logprob, Draw, Sum, Adamw
+    Embed, Matmul, Rmsnorm, Rope, Attention, AttentionBackward, Swiglu, Elementwise, Centre, Draw, Noise, Sum, Adamw
 ):
     """The Triton kernels of a profile on a device; the interface is `contract.Kernels`.
 

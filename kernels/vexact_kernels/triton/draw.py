@@ -41,14 +41,20 @@ def weights_kernel(logits, logits_row, temperature, maxima, totals, V, blocks, B
 
 
 @triton.jit
-def philox_bits(seed, request, sample, position):
-    """The first two words of Philox4x32-10, low word first; all uint64, of sample and position the low half."""
-    k0, k1 = seed & LOW, seed >> 32
-    c0, c1, c2, c3 = position & LOW, sample & LOW, request & LOW, request >> 32
+def philox(c0, c1, c2, c3, key):
+    """The four words of Philox4x32-10 of a counter's; all uint64, words below 2^32 and the key whole."""
+    k0, k1 = key & LOW, key >> 32
     for _ in tl.static_range(10):
         a, b = c0 * 0xD2511F53, c2 * 0xCD9E8D57
         c0, c1, c2, c3 = (b >> 32) ^ c1 ^ k0, b & LOW, (a >> 32) ^ c3 ^ k1, a & LOW
         k0, k1 = (k0 + 0x9E3779B9) & LOW, (k1 + 0xBB67AE85) & LOW
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def philox_bits(seed, request, sample, position):
+    """The first two words of Philox4x32-10, low word first; all uint64, of sample and position the low half."""
+    c0, c1, _, _ = philox(position & LOW, sample & LOW, request & LOW, request >> 32, seed)
     return c0 | (c1 << 32)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import reduce
 
 import numpy as np
 
@@ -34,8 +35,8 @@ class Arithmetic(Registers):
     def _float(self, one: Instruction, parts: list[str]) -> Callable[[Words], None]:
         table: dict[str, Callable[..., Words]] = {
             "fma": lambda a, b, c: self.fma(a, b, c), "add": operator.add, "sub": operator.sub, "mul": operator.mul,
-            "div": operator.truediv, "sqrt": np.sqrt, "max": np.fmax, "min": np.fmin, "neg": operator.neg,
-            "abs": np.abs,
+            "div": operator.truediv, "sqrt": np.sqrt, "neg": operator.neg, "abs": np.abs,
+            "max": lambda *x: reduce(np.fmax, x), "min": lambda *x: reduce(np.fmin, x),  # of three on sm_100
         }  # fmt: skip
         f, narrow = table[parts[0]], next((p for p in parts if p in NARROW), None)
         if parts[-1] not in ("f32", "f32x2", "bf16", "f16") or "NaN" in parts or parts[1] not in ("rn", "f32"):

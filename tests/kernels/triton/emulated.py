@@ -29,7 +29,7 @@ from kernels.triton.arrays import Memory, Words, fused
 from kernels.triton.emulator import Machine
 from kernels.triton.mutants import TILE, other_product_kernel
 from kernels.triton.ptx import Program
-from vexact_kernels.contract import DTYPES, Chunks, Kernels, Stream
+from vexact_kernels.contract import DTYPES, OUTSIDE, Chunks, Kernels, Softmax, Stream
 from vexact_kernels.cpu import Cpu
 from vexact_kernels.triton import Triton
 from vexact_kernels.triton.ahead import CAPABILITY, Collector, Variant, compiled
@@ -112,6 +112,10 @@ def whole(k: Kernels) -> Iterator[Tensor]:
     yield from (logprob, entropy, high, total)
     ones = torch.ones(3)
     yield k.logprob_backward(logits, ids, heat, high, total, entropy, ones, ones, torch.bfloat16)
+    p, q, b = (Softmax(x, *k.logprob(x, ids, heat)[2:4]) for x in (logits, logits.flip(0), logits + normal(3, 1500)))
+    for outside in OUTSIDE:
+        yield from k.centre(p, q, b, ids, heat, ones, 0.5 * ones, 2.0 * ones, outside, torch.bfloat16)
+    yield k.noise(torch.arange(3) - 1, 1500)
     address = [torch.arange(3) + i for i in range(4)]
     yield k.draw(logits, heat, *address)
     yield k.sum(wild(3000)).reshape(1)

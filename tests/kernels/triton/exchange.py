@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.triton.arrays import MASK, Words, signed
+from kernels.triton.arrays import MASK, Words, floats, signed, words
 from kernels.triton.ptx import Instruction
 from kernels.triton.registers import Registers, listed
 
@@ -128,8 +128,9 @@ class Exchange(Registers):
 
         def step(active: Words) -> None:
             value = self._get(source)
-            value = signed(value, 32) if parts[-1] == "s32" else value
+            value = signed(value, 32) if parts[-1] == "s32" else floats(value) if parts[-1] == "f32" else value
             result = np.repeat(f(value.reshape(-1, 32), axis=1), 32)
+            result = words(result) if parts[-1] == "f32" else result
             self._put(to, result.view(np.uint64) if result.dtype == np.int64 else result, active)
 
         return step
