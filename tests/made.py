@@ -14,7 +14,9 @@ from vexact.model.parameters import EMBEDDING, unstack
 from vexact.model.policy import Policy, Scored
 from vexact.model.rollout import Rollout
 from vexact.model.tiny import tiny_config, tiny_weights
+from vexact.ranks import Ranks
 from vexact.recipe import KLSection, LossSection, OptimizerSection, RemedySection
+from vexact.study.remedies import remedy_of
 from vexact.training.trainer import Trainer, policy_of
 from vexact_kernels import Kernels, load
 
@@ -32,12 +34,13 @@ SMALL = {"num_hidden_layers": 1, "hidden_size": 32, "head_dim": 16, "num_attenti
 EVERYTHING = {
     "gspo": LossSection(name="gspo", epsilon_low=0.05, epsilon_high=0.05, kl=KLSection(0.1, "k3+"), entropy_coef=0.01),
     "cispo": LossSection(name="cispo", cap=1.2, anchor="recomputation", epochs=2, mini_batches=3,
-                         remedy=RemedySection(token_cap=1.3)),
+                         remedy=RemedySection(token="tis", token_high=1.3)),
     "reinforce": LossSection(name="reinforce", kl=KLSection(0.1, "k2"), mini_batches=2,
-                             remedy=RemedySection(token_cap=1.3, sequence="geometric", sequence_high=1.05)),
+                             remedy=RemedySection(token="tis", token_high=1.3, sequence="rejection",
+                                                  sequence_level="geometric", sequence_high=1.05)),
     "ppo": LossSection(anchor="recomputation", dual_clip=1.5, epochs=2, mini_batches=2, kl=KLSection(0.1, "k3"),
                        aggregation="seq-mean-token-sum", entropy_coef=0.01,
-                       remedy=RemedySection(sequence="product", sequence_high=3.0, sequence_ratio="current")),
+                       remedy=RemedySection(sequence="rejection", sequence_high=3.0, sequence_ratio="current")),
 }  # fmt: skip
 
 
@@ -47,12 +50,14 @@ def make_trainer(
     loss: LossSection | None = None,
     kernels: Kernels | None = None,
     changes: dict[str, Any] | None = None,
+    ranks: Ranks | None = None,
     **optimizer: Any,
 ) -> Trainer:
     """A fresh trainer; the same arguments give the same bits."""
     config = tiny_config(family, **FAMILIES[family], **(changes or {}))
     section = OptimizerSection(**{"lr": 1e-3, **optimizer})
-    return Trainer.of(config, tiny_weights(config), kernels or load(), dtype, loss, section)
+    remedy = remedy_of((loss or LossSection()).remedy)
+    return Trainer.of(config, tiny_weights(config), kernels or load(), dtype, loss, section, ranks, remedy=remedy)
 
 
 def make_rollouts(policy: Policy, lengths: Sequence[int] = LENGTHS, prompt: int = 4) -> list[Rollout]:

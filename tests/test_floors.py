@@ -11,11 +11,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCES = {"vexact": ROOT / "vexact", "vexact_kernels": ROOT / "kernels" / "vexact_kernels"}
 FLOORS = [
-    ["vexact_kernels", "vexact", "vexact.errors"],  # "vexact": the version in its __init__
+    ["vexact_kernels", "vexact", "vexact.errors", "vexact.arithmetic"],  # "vexact": the version in its __init__
     ["vexact.recipe", "vexact.ranks", "vexact.testing"],
     ["vexact.model"],
     ["vexact.rollout", "vexact.training", "vexact.study", "vexact.tasks", "vexact.fetch"],
     ["vexact.loop", "vexact.verify"],
+    ["vexact.experiments", "vexact.report"],
     ["vexact.cli", "vexact.integrations", "vexact.pytest_plugin"],
 ]
 BEHIND = {"vexact.verification": "vexact.verify", "vexact.commands": "vexact.cli"}  # a folder and its front door

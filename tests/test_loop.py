@@ -130,11 +130,12 @@ def made(recipe: Recipe = BASE, task: Any = None, model: str = "tiny") -> Loop:
 def test_after_a_step_the_sampler_is_a_fresh_one_with_the_trained_weights() -> None:
     loop = made()
     loop.step(0, Display(Console(file=io.StringIO()), 1, 12))
-    assert loop.sampler.policy is loop.trainer.policy
-    for name, weight in weights_of(loop.sampler.policy).items():
+    sampler = loop.samplers.adopt(loop.trainer.policy)
+    assert sampler.policy is loop.trainer.policy
+    for name, weight in weights_of(sampler.policy).items():
         assert_same_bits(weight, weights_of(loop.trainer.policy)[name], name)
     request = Request(id=9, prompt=[256, 48, 58], n=3, seed=5, max_tokens=6)
-    used, fresh = loop.sampler.run([request]), Sampler(loop.trainer.policy).run([request])
+    used, fresh = sampler.run([request]), Sampler(loop.trainer.policy).run([request])
     for a, b in zip(used, fresh, strict=True):
         assert list(a.completion) == list(b.completion)
         assert_same_bits(a.logprobs, b.logprobs)

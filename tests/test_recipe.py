@@ -38,10 +38,10 @@ def test_overrides_lie_over_the_file(tmp_path: Path) -> None:
 def test_a_section_inside_a_section_is_written_like_any_other(tmp_path: Path) -> None:
     path = written(tmp_path, "loss:\n  name: gspo\n  kl:\n    coef: 0.04\n    estimator: k3")
     recipe = load_recipe(
-        path, ["--loss.kl.place=reward", "--loss.kl.estimator", "k1", "--loss.remedy.sequence=product"]
+        path, ["--loss.kl.place=reward", "--loss.kl.estimator", "k1", "--loss.remedy.sequence=rejection"]
     )
     assert recipe.loss == LossSection(
-        name="gspo", kl=KLSection(0.04, "k1", "reward"), remedy=RemedySection(sequence="product")
+        name="gspo", kl=KLSection(0.04, "k1", "reward"), remedy=RemedySection(sequence="rejection")
     )
     assert load_recipe(written(tmp_path, recipe.to_yaml())) == recipe
 
@@ -108,8 +108,8 @@ def test_a_recipe_cannot_be_changed() -> None:
          "token-mean, seq-mean-token-mean, seq-mean-token-sum, seq-mean-token-sum-norm"),
         (["--loss.kl.coeff", "0.2"], "--loss.kl.coeff: unknown key loss.kl.coeff; did you mean loss.kl.coef?"),
         (["--loss.dual_clip", "0.5"], "loss.dual_clip = 0.5 must be above 1, or 0 for none"),
-        (["--loss.remedy.token_cap", "2"],
-         "loss.remedy.token_cap with loss.anchor = bypass: the ratio to the sampler that ppo clips holds "
+        (["--loss.remedy.token", "tis"],
+         "loss.remedy.token = tis with loss.anchor = bypass: the ratio to the sampler that ppo clips holds "
          "that correction already; use loss.anchor = recomputation"),
         (["--loss.kl.estimator", "k1"],
          "loss.kl.estimator = k1 in the loss: log π − log π_ref has the gradient of log π alone, whose mean is 0 "

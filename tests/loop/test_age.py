@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from vexact.loop import RunError
 from vexact.loop.display import Display
 from vexact.loop.loop import Loop
 from vexact.recipe import EvalSection, ModelSection, OptimizerSection, Recipe, SamplingSection, SyncSection, TaskSection
+from vexact.study.remedies import TokenTIS
 from vexact.tasks import load_task
-from vexact.training.remedy import TokenTIS
 from vexact.verification.checks import thread_count
 from vexact_kernels import load
 
@@ -100,9 +99,17 @@ def test_a_rate_that_a_remedy_lowers_stays_low(monkeypatch: pytest.MonkeyPatch) 
     assert differ == [False, False, True, True, True]
 
 
-def test_a_rollback_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RunError, match="step 2: the remedy wants a rollback, which this loop cannot do"):
-        lines(RECIPE, monkeypatch, "none", "rollback")
+def test_a_step_that_a_remedy_takes_back_was_never_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights, version and the next step's sampler are those from before it; what comes then is as if it were new."""
+    monkeypatch.setattr(Scripted, "can_undo", True)
+    found = lines(RECIPE, monkeypatch, "none", "rollback", "none", "rollback")
+    assert [line["version"] for line in found] == [1, 2, 2, 3, 3, 4, 5, 6]  # of the policy that a step trained
+    assert [line["rollbacks"] for line in found] == [0, 0, 1, 1, 2, 2, 2, 2]
+    assert [line["sampler_version"] for line in found] == [0, 1, 1, 2, 2, 3, 4, 5]
+    assert [line["lag"] for line in found] == [0] * 8
+    assert found[1]["fingerprint"] == found[0]["fingerprint"] != found[2]["fingerprint"]
+    kept = lines(RECIPE, monkeypatch, "none", "none")
+    assert kept[1]["fingerprint"] != found[1]["fingerprint"]
 
 
 def test_sampler_and_trainer_are_measured_apart_where_they_differ(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,12 @@ def test_reinforcement_raises_the_held_out_success_of_tiny_modsum_by_twenty_poin
     assert all(line["mismatch_tokens"] == 0 for line in found[1:])
 
 
+def test_solutions_alone_teach_the_tiny_model_sums_that_it_never_saw(tmp_path: Path) -> None:
+    found = lines(load_recipe(RECIPES / "tiny_modsum_sft.yaml", ["--eval.every", "0"]), tmp_path / "run")
+    assert (found[0]["eval_success"], found[-1]["step"]) == (0.0, 149)
+    assert found[-1]["eval_success"] > 0.95
+
+
 @pytest.mark.parametrize(("size", "objective"), [("0.6b", "reinforce"), ("1.7b", "grpo")])
 def test_the_recipes_of_qwen3_train_random_weights_of_their_shape(size: str, objective: str, tmp_path: Path) -> None:
     width, heads, inner = SHAPES[size]

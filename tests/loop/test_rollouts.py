@@ -24,8 +24,8 @@ from vexact.verification.checks import thread_count
 
 NAMES = [
     "step", "request", "sample", "prompt", "completion", "prompt_ids", "completion_ids", "sampler_logprobs",
-    "sampler_logprobs_bits", "trainer_logprobs", "trainer_logprobs_bits", "reward", "reward_unflipped", "success",
-    "advantage", "finish", "temperature", "version", "digest",
+    "sampler_logprobs_bits", "trainer_logprobs", "trainer_logprobs_bits", "exact_logprobs", "exact_logprobs_bits",
+    "reward", "reward_unflipped", "success", "advantage", "finish", "temperature", "version", "digest",
 ]  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def test_a_run_leaves_a_file_a_step_that_can_be_scored_again(tmp_path: Path) -> 
             assert row["prompt"] == tokenizer.decode(row["prompt_ids"]) and row["prompt"].endswith("=")
             assert row["reward"] == sum(sign in "13579" for sign in row["completion"]) / max(1, len(row["completion"]))
             assert row["sampler_logprobs_bits"] == as_bits(row["sampler_logprobs"])
-            assert row["trainer_logprobs_bits"] == row["sampler_logprobs_bits"]
+            assert row["trainer_logprobs_bits"] == row["sampler_logprobs_bits"] == row["exact_logprobs_bits"]
             assert len(row["completion_ids"]) == len(row["sampler_logprobs"])
         assert sum(row["reward"] for row in rows) / 15 == pytest.approx(result.lines[step]["reward_mean"])
         assert sum(row["advantage"] for row in rows) == pytest.approx(0, abs=1e-4)
@@ -73,6 +73,9 @@ def test_a_loss_of_bits_would_show(tmp_path: Path) -> None:
     assert all(row["trainer_logprobs_bits"] == as_bits(row["trainer_logprobs"]) for row in rows)
     assert any(row["trainer_logprobs_bits"] != row["sampler_logprobs_bits"] for row in rows)
     assert {row["version"] for row in rows} == {0}
+    # At the weights that sampled there is no difference, and those are the columns that say so.
+    assert all(row["exact_logprobs_bits"] == row["sampler_logprobs_bits"] for row in rows)
+    assert all(row["exact_logprobs_bits"] == as_bits(row["exact_logprobs"]) for row in rows)
 
 
 def sampled(loss: LossSection | None = None) -> tuple[Policy, Sampled]:

@@ -48,6 +48,15 @@ def test_an_unscaled_advantage_is_the_distance_from_the_mean() -> None:
     assert found.tolist() == [0.75, -0.25, -0.25, -0.25]
 
 
+def test_the_plain_reward_is_compared_with_nothing() -> None:
+    found = advantages_of("reward", [1.0, 0.0, 0.1, 1.0], ["a", "a", "b", "b"], [3, 0, 2, 1])
+    assert_same_bits(found.values, torch.tensor([1.0, 0.0, 0.1, 1.0]))
+    assert (found.groups, found.zero_spread) == (2, 0)
+    assert advantages_of("reward", [1.0, 1.0, 0.0], ["a", "a", "b"], [1, 1, 1]).zero_spread == 2
+    with pytest.raises(ValueError, match="reward 1 of group a"):
+        advantages_of("reward", [1.0, float("nan")], ["a", "a"], [1, 1])
+
+
 def test_a_group_of_one_has_nothing_to_be_compared_with() -> None:
     found = group_advantages([1.0, 1.0, 0.0], ["alone", "pair", "pair"], scale=False)
     assert found.values.tolist() == [0.0, 0.5, -0.5]

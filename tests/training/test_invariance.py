@@ -74,7 +74,8 @@ def test_no_objective_knows_its_micro_batches_or_the_order_of_arrival(name: str)
     assert (measured[0].kl > 0) == (EVERYTHING[name].kl.coef > 0)
     remedy = EVERYTHING[name].remedy
     assert (measured[0].remedy_rejected_sequences > 0) == (remedy.sequence != "off")
-    assert measured[0].remedy_weight_max == (torch.tensor(remedy.token_cap).item() if remedy.token_cap else 1.0)
+    expected = torch.tensor(remedy.token_high).item() if remedy.token == "tis" else 1.0
+    assert measured[0].remedy_weight_max == expected
 
 
 def test_a_sequences_ratio_of_the_tokens_at_hand_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,12 @@ import torch
 from helpers import assert_same_bits
 from made import EVERYTHING, FAMILIES, LENGTHS, make_rollouts, shifted, some_advantages
 from vexact.model.gradients import Gradients, stream_shapes
-from vexact.model.parameters import stacks
+from vexact.model.parameters import stack, stacks
+from vexact.model.policy import Policy, Scored
 from vexact.model.tiny import tiny_config, tiny_weights
 from vexact.ranks import SIZES, RankError, Ranks
 from vexact.recipe import LossSection, OptimizerSection
+from vexact.study.remedies import remedy_of
 from vexact.training.metrics import StepMetrics
 from vexact.training.shards import Shards, bundles, lane_ranges, owners
 from vexact.training.trainer import Trainer
@@ -40,7 +42,10 @@ def trained(
 ) -> End:
     """Two steps of a fresh trainer, with rollouts in no order."""
     config = tiny_config(family, **FAMILIES[family])
-    trainer = Trainer.of(config, tiny_weights(config), load(), dtype, loss, OptimizerSection(lr=1e-3), ranks)
+    trainer = Trainer.of(
+        config, tiny_weights(config), load(), dtype, loss, OptimizerSection(lr=1e-3), ranks,
+        remedy=remedy_of(loss.remedy),
+    )  # fmt: skip
     trainer.shards = shards(config, trainer.kernels, ranks)
     measured = []
     for _ in range(2):
@@ -166,3 +171,17 @@ def test_what_rank_0_makes_is_made_once_and_what_it_raises_reaches_all() -> None
     assert on_ranks(2, made) == [3, 3]
     assert on_ranks(2, broken)[1] == "RankError: rank 0: integer division or modulo by zero"
     assert on_ranks(2, broken)[0].startswith("ZeroDivisionError")
+
+
+def test_versions_share_their_rotary_tables_and_no_bit_knows_it() -> None:
+    config, kernels = tiny_config(), load()
+    masters = {name: stack(config, tiny_weights(config), name) for name in stacks(config)}
+    shards = Shards(config, kernels, Ranks())
+    older, newer = (shards.published(masters, torch.bfloat16, version) for version in range(2))
+    alone = Policy.build(config, masters.__getitem__, kernels, torch.bfloat16)
+    assert older.transformer.rotary is newer.transformer.rotary is not alone.transformer.rotary
+    short, long = (Scored([token % 256 for token in range(count)], 1) for count in (9, 300))
+    first = older.logprobs([short]).logprob
+    newer.logprobs([long])  # longer than the tables were
+    assert_same_bits(older.logprobs([short]).logprob, first)
+    assert_same_bits(older.logprobs([short, long]).logprob, alone.logprobs([short, long]).logprob)

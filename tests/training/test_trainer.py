@@ -30,8 +30,9 @@ from vexact.model.rollout import Rollout
 from vexact.recipe import LossSection
 from vexact.rollout.request import Request
 from vexact.rollout.sampler import Sampler
+from vexact.training.admission import TrainingError
 from vexact.training.aggregation import divisors
-from vexact.training.trainer import TrainingError, weights_of
+from vexact.training.trainer import weights_of
 from vexact_kernels import load
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

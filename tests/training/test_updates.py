@@ -15,9 +15,10 @@ from helpers import assert_same_bits
 from made import LENGTHS, assert_same_step, gradients_of, make_rollouts, make_trainer, shifted, some_advantages
 from vexact.model.checkpoint import save_folder
 from vexact.model.policy import Policy
+from vexact.model.remedy import BeforeUpdate, Centring, Plain, Ratios, Weighted
 from vexact.model.rollout import Rollout
 from vexact.recipe import KLSection, LossSection, RemedySection
-from vexact.training.remedy import Ratios, SequenceRejection, TokenTIS, Weighted
+from vexact.study.remedies import Centre, SequenceRejection
 from vexact.training.trainer import Trainer, weights_of
 
 COUNT = len(LENGTHS)
@@ -186,7 +187,7 @@ def test_a_resumed_trainer_is_given_its_reference() -> None:
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
 def test_a_rejected_sequence_leaves_gradient_and_divisor(aggregation: str) -> None:
     section = LossSection(
-        aggregation=aggregation, remedy=RemedySection(sequence="product", sequence_low=0.5, sequence_high=2.0)
+        aggregation=aggregation, remedy=RemedySection(sequence="rejection", sequence_low=0.5, sequence_high=2.0)
     )
     trainer, expected = make_trainer(loss=section), make_trainer(loss=LossSection(aggregation=aggregation))
     rollouts = make_rollouts(trainer.policy)
@@ -200,11 +201,8 @@ def test_a_rejected_sequence_leaves_gradient_and_divisor(aggregation: str) -> No
     assert (metrics.tokens, metrics.mismatch_tokens, metrics.ratio_max) == (sum(LENGTHS), 2 + 8 + 21, 1.0)
 
 
-class Band:
+class Band(Plain):
     """Rejects tokens outside a band, and weighs the others by their ratio."""
-
-    centre = False
-    every_update = False
 
     def __init__(self, low: float, high: float) -> None:
         self.low, self.high = low, high
@@ -213,17 +211,14 @@ class Band:
         ratio = ratios.token(ratios.correction)
         return Weighted(ratio, mask & (ratio >= self.low) & (ratio <= self.high))
 
-    def before_update(self, metrics: Mapping[str, float]) -> str:
+    def before_update(self, metrics: Mapping[str, float]) -> BeforeUpdate:
         return "discard" if metrics["remedy_ratio_max"] > 100 else "use"
-
-    def after_update(self, metrics: Mapping[str, float]) -> str:
-        return "none"
 
 
 def test_a_rejected_token_leaves_the_divisor_and_the_others_keep_their_weights() -> None:
     """The loss of REINFORCE with ratios 1.105 and 1.350 of five tokens kept is their mean."""
     trainer = make_trainer(loss=LossSection(name="reinforce"))
-    trainer.remedy = Band(0.5, 2.0)  # type: ignore[assignment]
+    trainer.remedy = Band(0.5, 2.0)
     (rollout, other) = make_rollouts(trainer.policy, (5, 3))
     log_ratios = torch.tensor([0.1, -1.5, 0.8, -10.0, 0.3])
     given = [
@@ -242,7 +237,7 @@ def test_a_rejected_token_leaves_the_divisor_and_the_others_keep_their_weights()
 
 def test_token_weights_multiply_gradients_of_the_recomputed_objective() -> None:
     """With one weight for all tokens: log-ratios of 1 and a cap of 1.5 are a step of 1.5 times the advantages."""
-    section = LossSection(anchor="recomputation", remedy=RemedySection(token_cap=1.5))
+    section = LossSection(anchor="recomputation", remedy=RemedySection(token="tis", token_high=1.5))
     trainer, expected = make_trainer(loss=section), make_trainer()
     rollouts = make_rollouts(trainer.policy)
     metrics = trainer.step([replace(r, logprobs=r.logprobs - 1.0) for r in rollouts], ADVANTAGES)
@@ -255,7 +250,9 @@ def test_token_weights_multiply_gradients_of_the_recomputed_objective() -> None:
 def test_on_exact_rollouts_remedies_change_no_bit() -> None:
     plain = make_trainer()
     trainer = make_trainer(
-        loss=LossSection(anchor="recomputation", remedy=RemedySection(token_cap=2.0, sequence="geometric"))
+        loss=LossSection(
+            anchor="recomputation", remedy=RemedySection(token="tis", sequence="rejection", sequence_level="geometric")
+        )
     )
     rollouts = make_rollouts(plain.policy)
     assert plain.step(rollouts, ADVANTAGES) == trainer.step(rollouts, ADVANTAGES)
@@ -264,7 +261,7 @@ def test_on_exact_rollouts_remedies_change_no_bit() -> None:
 
 @pytest.mark.parametrize("mini_batches", [1, 3])
 def test_where_everything_is_rejected_nothing_moves_and_all_is_finite(mini_batches: int) -> None:
-    section = LossSection(mini_batches=mini_batches, remedy=RemedySection(sequence="product"))
+    section = LossSection(mini_batches=mini_batches, remedy=RemedySection(sequence="rejection"))
     trainer = make_trainer(loss=section)
     policy, before = trainer.policy, trainer.fingerprint()
     metrics = trainer.step([replace(r, logprobs=r.logprobs - 5.0) for r in make_rollouts(policy)], ADVANTAGES)
@@ -275,7 +272,7 @@ def test_where_everything_is_rejected_nothing_moves_and_all_is_finite(mini_batch
 
 
 def test_a_mini_batch_without_a_kept_rollout_is_left_out_and_named() -> None:
-    section = LossSection(mini_batches=2, remedy=RemedySection(sequence="product"))
+    section = LossSection(mini_batches=2, remedy=RemedySection(sequence="rejection"))
     trainer = make_trainer(loss=section)
     rollouts = make_rollouts(trainer.policy)
     given = [replace(r, logprobs=r.logprobs - 5.0) if i < 4 else r for i, r in enumerate(rollouts)]
@@ -296,7 +293,7 @@ def test_an_update_whose_gradient_is_not_finite_is_left_out_and_named() -> None:
 
 def test_a_remedy_may_discard_a_batch() -> None:
     trainer = make_trainer()
-    trainer.remedy = Band(0.0, math.inf)  # type: ignore[assignment]
+    trainer.remedy = Band(0.0, math.inf)
     policy, rollouts = trainer.policy, make_rollouts(trainer.policy)
     far = [replace(r, logprobs=r.logprobs - 5.0) for r in rollouts]
     metrics = trainer.step(far, ADVANTAGES)
@@ -316,12 +313,18 @@ def test_a_remedy_may_look_again_before_each_update(every_update: bool, rejected
     assert metrics.updates == (1 if every_update else 2)
 
 
-def test_a_remedy_that_asks_for_centring_is_refused() -> None:
-    remedy = TokenTIS()
-    remedy.centre = True
+def test_scores_are_centred_under_reinforce_alone() -> None:
     trainer = make_trainer()
-    with pytest.raises(ValueError, match="cannot centre"):
-        Trainer(trainer.policy, trainer.optimizer.masters, remedy=remedy)
+    for loss in (LossSection(), LossSection("reinforce", entropy_coef=0.1),
+                 LossSection("reinforce", kl=KLSection(0.1))):  # fmt: skip
+        with pytest.raises(ValueError, match="scores are centred under reinforce alone"):
+            Trainer(trainer.policy, trainer.optimizer.masters, loss, remedy=Centre(Centring()))
+
+
+def test_a_remedy_that_a_recipe_names_is_not_forgotten() -> None:
+    trainer = make_trainer()
+    with pytest.raises(ValueError, match="the loss section names a remedy: hand in"):
+        Trainer(trainer.policy, trainer.optimizer.masters, LossSection("reinforce", remedy=RemedySection(token="tis")))
 
 
 def test_the_entropy_bonus_raises_entropy() -> None:
@@ -338,3 +341,20 @@ def test_the_entropy_bonus_raises_entropy() -> None:
 def make_entropy() -> float:
     trainer = make_trainer()
     return trainer.step(make_rollouts(trainer.policy), torch.zeros(COUNT)).entropy
+
+
+def test_the_skew_of_the_loss_is_told_by_the_sign_of_the_advantage() -> None:
+    """Against float64 on the ratios of the policy to what was recorded; on-policy it is 0."""
+    trainer = make_trainer(loss=LossSection(name="ppo"))
+    honest = make_rollouts(trainer.policy)
+    rollouts = shifted(honest)
+    scored = trainer.policy.logprobs([rollout.scored for rollout in rollouts]).logprob.double()
+    delta = scored - torch.cat([rollout.logprobs for rollout in rollouts]).double()
+    advantage = ADVANTAGES.repeat_interleave(torch.tensor(LENGTHS)).double()
+    share = -delta.expm1() * advantage
+    metrics = trainer.step(rollouts, ADVANTAGES)
+    assert metrics.skew_positive == pytest.approx(float(share[advantage > 0].mean()), abs=1e-6)
+    assert metrics.skew_negative == pytest.approx(float(share[advantage < 0].mean()), abs=1e-6)
+    assert metrics.skew_positive != metrics.skew_negative
+    plain = make_trainer(loss=LossSection(name="ppo")).step(honest, ADVANTAGES)
+    assert (plain.skew_positive, plain.skew_negative) == (0.0, 0.0)

@@ -14,12 +14,22 @@ import pytest
 import torch
 from torch import Tensor
 
+from vexact.model.remedy import Centring, Ratios
 from vexact.recipe import KLSection, LossSection
+from vexact.study.remedies import (
+    DPPO,
+    IcePop,
+    RatioWeight,
+    SequenceRejection,
+    SequenceTIS,
+    Together,
+    TokenRejection,
+    TokenTIS,
+)
 from vexact.training.advantage import advantages_of
 from vexact.training.aggregation import divisors
 from vexact.training.kl import kl_term
 from vexact.training.loss import Tokens, sequence_log_ratios, token_losses
-from vexact.training.remedy import Ratios, SequenceRejection, TokenTIS
 from vexact_kernels import load
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # verl's own
@@ -141,3 +151,59 @@ def test_corrections(correction: ModuleType) -> None:
         assert kept.tolist() == mask[MASK.bool()].bool().tolist()
         assert 0 < int(kept.sum()) < len(log)
     assert math.isfinite(float(ratios.product(log, everything).max()))
+
+
+@pytest.mark.parametrize(
+    ("remedy", "level", "threshold"),
+    [(TokenTIS(1.5), "token", 1.5), (SequenceTIS(1.5), "sequence", 1.5), (IcePop(0.7, 1.4), "token", "0.7_1.4")],
+    ids=lambda x: type(x).__name__,
+)
+def test_weights(correction: ModuleType, remedy: Any, level: str, threshold: Any) -> None:
+    log = columns()[0] - columns()[1]
+    ratios, everything = Ratios(log, log, CUTS, KERNELS), torch.ones(len(log), dtype=torch.bool)
+    expected, _ = correction.compute_rollout_correction_weights(padded(log), MASK, level, threshold)
+    found = remedy.weights(ratios, everything, log)
+    close(torch.where(found.kept, found.weights, 0.0), expected[MASK.bool()])
+    assert len(set(found.weights.tolist())) > 1 and float(found.weights.max()) <= 1.5
+
+
+@pytest.mark.parametrize(
+    ("remedy", "theirs", "bound"),
+    [
+        (TokenRejection(0.0, 0.05, "k2"), "token_k2", "0.05"),
+        (TokenRejection(0.0, 0.05, "k3"), "token_k3", "0.05"),
+        (TokenRejection(0.7, 1.4), "token_k1", f"{1 / 1.4}_{1 / 0.7}"),
+        (SequenceRejection(0.0, 0.13, "k2"), "seq_mean_k2", "0.13"),
+        (SequenceRejection(0.0, 0.13, "k3"), "seq_mean_k3", "0.13"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_rejection(correction: ModuleType, remedy: Any, theirs: str, bound: str) -> None:
+    log = columns()[0] - columns()[1]
+    ratios, everything = Ratios(log, log, CUTS, KERNELS), torch.ones(len(log), dtype=torch.bool)
+    mask, _ = correction.compute_rollout_rejection_mask(padded(log), MASK, theirs, bound)
+    kept = remedy.weights(ratios, everything, log).kept
+    assert kept.tolist() == mask[MASK.bool()].bool().tolist()
+    assert 0 < int(kept.sum()) < len(log)
+
+
+@pytest.mark.parametrize("divergence", ["tv", "kl"])
+def test_dppo(core: Any, divergence: Any) -> None:
+    """Its gradient, with the truncated ratio to the sampler as weight; both divide by all tokens here."""
+    delta = 0.1 if divergence == "tv" else 0.02
+    config = core.ActorConfig(
+        strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, clip_ratio=delta, clip_ratio_low=delta,
+        clip_ratio_high=delta, clip_ratio_c=20.0,
+    )  # fmt: skip
+    current, sampler, advantage = columns()
+    current = current.clamp(max=-1e-3)  # a probability, which that of the others need not be
+    theirs = padded(current).requires_grad_()
+    loss_of = core.get_policy_loss_fn(f"dppo_{divergence}")
+    loss_of(padded(sampler), theirs, padded(advantage), MASK, "seq-mean-token-sum", config)[0].backward()
+    log = current - sampler
+    ratios, everything = Ratios(log, log, CUTS, KERNELS, None, sampler), torch.ones(len(log), dtype=torch.bool)
+    remedy = Together(DPPO(delta, divergence), RatioWeight(Centring("sampler", "truncate", 0.0, 20.0)))
+    found = remedy.weights(ratios, everything, advantage)
+    assert theirs.grad is not None
+    close(-torch.where(found.kept, found.weights, 0.0) * advantage / len(LENGTHS), theirs.grad[MASK.bool()])
+    assert 0 < int(found.kept.sum()) < len(log)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vexact.loop.versions import most_held, version_bytes
+from vexact.loop.versions import most_held, spare_of, version_bytes
 from vexact.model.config import ModelConfig
 from vexact.model.gradients import stream_shapes
 from vexact.model.ops import LOGITS_AT_ONCE
@@ -60,7 +60,7 @@ def budget_of(recipe: Recipe, config: ModelConfig, dtype: torch.dtype, ranks: in
 
 def most_versions(recipe: Recipe) -> int:
     """Versions of the weights that are held at once. While the next is made, the trainer's own still stands."""
-    return min(most_held(recipe.sync.every, recipe.delay), recipe.steps + 1) + 1
+    return min(most_held(recipe.sync.every, recipe.delay) + spare_of(recipe), recipe.steps + 1) + 1
 
 
 def shares(config: ModelConfig, ranks: int) -> tuple[int, int]:

@@ -51,17 +51,31 @@ class Display:
 
     def _step(self, line: Line) -> None:
         """At most 100 columns, unless there is something to be said about the step."""
-        lag = f"  lag {line['lag']}" if line["lag"] else ""
         skipped = f"  skipped: {line['skipped']}" if line["skipped"] else ""
         self._console.print(
-            f"step {line['step'] + 1}/{self._steps}  reward {line['reward_mean']:.3f}  "
-            f"spread {line['groups'] - line['zero_spread_groups']}/{line['groups']}  "
-            f"mismatch {line['mismatch_tokens']}/{line['mismatch_compared']}{lag}  grad {line['grad_norm']:.2g}  "
-            f"sample {_short(line['sampling_tokens_per_second'])}, "
-            f"train {_short(line['training_tokens_per_second'])} tok/s  {line['seconds']:.1f} s{skipped}",
+            f"step {line['step'] + 1}/{self._steps}  {_found(line)}  grad {line['grad_norm']:.2g}  {_speed(line)}  "
+            f"{line['seconds']:.1f} s{skipped}",
             soft_wrap=True,
             highlight=False,
         )
+
+
+def _found(line: Line) -> str:
+    """What a step found: a supervised one has neither rewards nor mismatch."""
+    if "reward_mean" not in line:
+        return f"loss {line['loss']:.3f}"
+    lag = f"  lag {line['lag']}" if line["lag"] else ""
+    return (
+        f"reward {line['reward_mean']:.3f}  spread {line['groups'] - line['zero_spread_groups']}/{line['groups']}  "
+        f"mismatch {line['mismatch_tokens']}/{line['mismatch_compared']}{lag}"
+    )
+
+
+def _speed(line: Line) -> str:
+    training = f"train {_short(line['training_tokens_per_second'])} tok/s"
+    if "sampling_tokens_per_second" not in line:
+        return training
+    return f"sample {_short(line['sampling_tokens_per_second'])}, {training}"
 
 
 def _short(rate: float) -> str:
@@ -83,12 +97,15 @@ def summary(lines: Sequence[Line], folder: Path) -> Table:
         )
     if lines:
         first, last = lines[0], lines[-1]
-        tokens, mismatch = (sum(line[key] for line in lines) for key in ("mismatch_compared", "mismatch_tokens"))
-        largest = max(line["mismatch_max"] for line in lines)
-        low, high = min(line["ratio_min"] for line in lines), max(line["ratio_max"] for line in lines)
-        table.add_row("reward", f"{first['reward_mean']:.3f} → {last['reward_mean']:.3f}")
-        table.add_row("mismatch", f"{mismatch} of {tokens} tokens, largest |Δ logprob| {largest:g}")
-        table.add_row("importance ratios", f"{low:g} … {high:g}")
+        if "reward_mean" in last:
+            tokens, mismatch = (sum(line[key] for line in lines) for key in ("mismatch_compared", "mismatch_tokens"))
+            largest = max(line["mismatch_max"] for line in lines)
+            low, high = min(line["ratio_min"] for line in lines), max(line["ratio_max"] for line in lines)
+            table.add_row("reward", f"{first['reward_mean']:.3f} → {last['reward_mean']:.3f}")
+            table.add_row("mismatch", f"{mismatch} of {tokens} tokens, largest |Δ logprob| {largest:g}")
+            table.add_row("importance ratios", f"{low:g} … {high:g}")
+        else:
+            table.add_row("loss", f"{first['loss']:.3f} → {last['loss']:.3f}")
         table.add_row("time", f"{sum(line['seconds'] for line in lines):.1f} s for {len(lines)} steps")
         table.add_row("weights", f"version {last['version']}, {last['fingerprint'][:16]}")
     table.add_row("folder", str(folder))

@@ -28,6 +28,7 @@ from vexact.ranks import Ranks
 from vexact.recipe import Recipe
 from vexact.rollout.request import Request
 from vexact.rollout.sampler import Sampler
+from vexact.study.remedies import remedy_of
 from vexact.testing import compare_bits
 from vexact.training.trainer import Trainer
 from vexact_kernels import Kernels
@@ -112,7 +113,10 @@ def table(recipe: Recipe, config: ModelConfig, budget: Budget, ranks: int) -> Ta
     rows.add_row("parameters", f"{parameters:,}")
     rows.add_row("versions held, the next one among them", str(most_versions(recipe)))
     rows.add_row("oldest sampler, in versions", str(largest_lag(recipe)))
-    rows.add_row("rollouts of a step", f"{sampling.prompts} × {sampling.samples}")
+    if recipe.objective == "sft":
+        rows.add_row("solutions of a step", str(sampling.prompts))
+    else:
+        rows.add_row("rollouts of a step", f"{sampling.prompts} × {sampling.samples}")
     rows.add_row("updates of a step", str(recipe.loss.epochs * recipe.loss.mini_batches))
     return rows
 
@@ -143,7 +147,10 @@ def _trainer(
 ) -> Trainer:
     if not is_random:
         return load_trainer(recipe, kernels, say, ranks=ranks)
-    return Trainer.of(config, RandomWeights(config), kernels, dtype, recipe.loss, recipe.optimizer, ranks=ranks)
+    remedy = remedy_of(recipe.loss.remedy)
+    return Trainer.of(
+        config, RandomWeights(config), kernels, dtype, recipe.loss, recipe.optimizer, ranks=ranks, remedy=remedy
+    )
 
 
 def _policy(

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from rich.console import Console
 
+from vexact.loop.diagnosis import Diagnosis
 from vexact.loop.display import Display, summary
+from vexact.loop.dosing import dose_line, find_dose
 from vexact.loop.evaluation import evaluate
 from vexact.loop.folder import METRICS, RunError, read_lines, remove_folder, run_path
 from vexact.loop.gathered import Gathered, gather, joined
-from vexact.loop.measures import lag_measures, length_measures, replayed, time_measures
+from vexact.loop.measures import lag_measures, length_measures, time_measures
 from vexact.loop.questions import Questions
 from vexact.loop.resume import check_same, is_done
 from vexact.loop.rollouts import Sampled
 from vexact.loop.run import Run, check_extras
+from vexact.loop.samplers import Samplers, new_sampler
 from vexact.loop.sharing import SharedScoring, sample_shared
-from vexact.loop.versions import Versions, check_memory, largest_lag, memory_of
-from vexact.loop.warm_start import CROSS_ENTROPY, WarmStart, supervised_optimizer
+from vexact.loop.supervised import CROSS_ENTROPY, learn, supervised_line
+from vexact.loop.versions import Versions, check_accept, check_memory, largest_lag, memory_of, spare_of
+from vexact.loop.warm_start import WarmStart, supervised_optimizer
 from vexact.model.checkpoint import load_weights, save_folder
 from vexact.model.config import DTYPES, ModelConfig
 from vexact.model.policy import Policy
@@ -31,8 +36,10 @@ from vexact.model.tokenizer import load_tokenizer
 from vexact.ranks import Ranks
 from vexact.recipe import LossSection, OptimizerSection, Recipe
 from vexact.rollout.request import Request
-from vexact.rollout.sampler import Sampler
+from vexact.study.mismatch import Mismatch, check_mismatch
+from vexact.study.remedies import remedy_of
 from vexact.tasks import Scores, Task, load_task
+from vexact.training.admission import Source
 from vexact.training.schedule import learning_rate
 from vexact.training.trainer import Trainer, weights_of
 from vexact_kernels import Kernels
@@ -108,18 +115,32 @@ class Loop:
         if recipe.warm_start.steps:
             optimizer = supervised_optimizer(recipe)
             self.trainer = load_trainer(recipe, kernels, say, CROSS_ENTROPY, optimizer, ranks=self.ranks)
+        elif self.supervised:
+            self.trainer = load_trainer(recipe, kernels, say, CROSS_ENTROPY, ranks=self.ranks)
         else:
             self.trainer = load_trainer(recipe, kernels, say, max_lag=largest_lag(recipe), ranks=self.ranks)
         self.questions = Questions(recipe, task, load_tokenizer(recipe.model.path), self.trainer.policy.config)
-        self.sampler = self.new_sampler()
-        self.versions = Versions(recipe.sync.every, recipe.delay)
+        self.samplers = Samplers(recipe.sampling)
+        self.versions = Versions(recipe.sync.every, recipe.delay, spare_of(recipe))
         self.versions.publish(0, self.trainer.policy)
+        self.mismatch = Mismatch(recipe.mismatch, recipe.seed)
         self.lr_scale, self.best, self.improved = 1.0, -1.0, False
         self.sampled: Sampled | None = None
 
+    @property
+    def supervised(self) -> bool:
+        """Whether the steps themselves learn from solutions."""
+        return self.recipe.objective == "sft"
+
     def values(self) -> dict[str, Any]:
         """What of the state beside the trainer is not a policy, as JSON."""
-        return {"origin": self.versions.origin, "lr_scale": self.lr_scale, "best": self.best}
+        return {
+            "origin": self.versions.origin,
+            "lr_scale": self.lr_scale,
+            "best": self.best,
+            "mismatch": self.mismatch.values(),
+            "remedy": {} if self.trainer.remedy is None else self.trainer.remedy.state(),
+        }
 
     def take_up(self, run: Run) -> int:
         """Go on where the run's folder ends. The step to begin with."""
@@ -130,24 +151,21 @@ class Loop:
             return BEGINNING
         step, values = restored.progress.step, restored.progress.loop
         self.lr_scale, self.best = values["lr_scale"], values["best"]
+        self.mismatch.restore(values["mismatch"])
+        if self.trainer.remedy is not None:
+            self.trainer.remedy.take_up(values.get("remedy", {}))
         self.versions.restore(values["origin"], restored.policies)
-        self.sampler.adopt(self.versions.policy(step))
+        self.samplers.adopt(self.versions.policy(step))
         return step
-
-    def new_sampler(self) -> Sampler:
-        sampling = self.recipe.sampling
-        return Sampler(
-            self.trainer.policy,
-            sampling.pages or None,
-            tokens_per_step=sampling.tokens_per_step,
-            chunk=sampling.chunk,
-            running=sampling.running,
-        )
 
     def check(self) -> None:
         """Raise BadInput for what would fail later: requests that can never be served, by the model's positions or the
         pool; versions that do not fit into memory; questions for evaluation, or solutions, that are not there."""
         recipe, policy = self.recipe, self.trainer.policy
+        check_mismatch(recipe)
+        if recipe.run.diagnose and not self.trainer.shards.alone:
+            raise RunError("run.diagnose: gradients are compared in one process only")
+        check_accept(recipe)
         check_memory(recipe, policy.config, policy.dtype, memory_of(policy.device))
         if recipe.loss.overlong_buffer > recipe.sampling.max_tokens:
             raise RunError(
@@ -156,25 +174,33 @@ class Loop:
             )
         if recipe.warm_start.steps and recipe.warm_start.until and not recipe.eval.items:
             raise RunError("warm_start.until looks at held-out success: eval.items says of how many questions")
-        unused = self.new_sampler()
-        requests = self.questions.requests(0, self.questions.items(0))
+        unused = new_sampler(policy, recipe.sampling)
+        requests = [] if self.supervised else self.questions.requests(0, self.questions.items(0))
         if recipe.eval.items:
             requests += self.questions.evaluation(self.questions.held_out())
         for request in requests:
             unused.add(request)
-        if recipe.warm_start.steps:
+        if recipe.warm_start.steps or self.supervised:
             self.questions.solutions(0, 1, policy)
 
     def begin(self, say: Callable[[str], None]) -> dict[str, Any]:
-        """What comes before the first step: the warm start, and then the trainer that reinforcement needs."""
-        if not self.recipe.warm_start.steps:
-            return {}
-        begin = perf_counter()
-        trainer = self.trainer
-        start = WarmStart(self.recipe, self.questions, trainer, lambda: self.success(trainer.policy)["success"], say)
-        line = start.run()
-        self.reinforce()
-        return {**line, "seconds": perf_counter() - begin, "fingerprint": self.trainer.fingerprint()}
+        """What comes before the first step: the warm start, the trainer that reinforcement needs, the noise's size."""
+        begin, line = perf_counter(), {}
+        if self.recipe.warm_start.steps:
+            trainer = self.trainer
+            success = lambda: self.success(trainer.policy)["success"]  # noqa: E731
+            line = WarmStart(self.recipe, self.questions, trainer, success, say).run()
+            self.reinforce()
+        found = self.dose(self.trainer.policy, 0)
+        if found:
+            say(dose_line(found))
+        line = {**line, **found}
+        return {**line, "seconds": perf_counter() - begin, "fingerprint": self.trainer.fingerprint()} if line else {}
+
+    def dose(self, policy: Policy, step: int) -> dict[str, Any]:
+        """Find the mismatch's size where it is not known, on a step's questions; what was found, by name."""
+        requests = self.questions.requests(step, self.questions.items(step))
+        return find_dose(self.mismatch, policy, step, lambda each: self.sample(each, requests), self.recipe)
 
     def reinforce(self) -> None:
         """Replace the warm start's trainer by one of the recipe's loss and optimizer, with the same masters, fresh
@@ -186,31 +212,45 @@ class Loop:
             recipe.loss,
             recipe.optimizer,
             max_lag=largest_lag(recipe),
+            remedy=remedy_of(recipe.loss.remedy),
             ranks=self.ranks,
         )
         self.versions.publish(0, self.trainer.policy)
 
     def step(self, step: int, display: Display) -> dict[str, Any]:
         """One round of the loop; what it measured, by name."""
-        recipe, sampler, before = self.recipe, self.versions.policy(step), self.trainer.policy
-        begin = perf_counter()
+        if self.supervised:
+            return self.learn(step, display)
+        recipe, begin, before = self.recipe, perf_counter(), self.trainer.policy
+        clean = self.versions.policy(step)  # at the weights that sample, without what disturbs either side
         display.sampling(step)
+        if recipe.mismatch.hold == "k3":
+            self.dose(clean, step)
+        sampler = self.mismatch.sampler(clean, step, self.versions.before(step))
+        self.trainer.view = partial(self.mismatch.trainer, step=step)
+        self.trainer.accepts = {sampler.digest}
+        self.trainer.disturb = partial(self.mismatch.gradients, kernels=self.trainer.kernels, step=step)
         found, scoring = self.gather(step, sampler, display)
         sampled = perf_counter()
         display.training(step)
         self.trainer.optimizer.lr = learning_rate(recipe.optimizer, step, recipe.steps) * self.lr_scale
         advantages = self.trainer.advantages(found.rollouts, found.rewards, max_tokens=recipe.sampling.max_tokens)
-        metrics = asdict(self.trainer.step(found.rollouts, advantages.values))
+        source = Source(exact=self.trainer.view(clean), sampler=sampler)
+        every = recipe.run.diagnose
+        diagnosis = Diagnosis(self.trainer, self.mismatch) if every and step % every == 0 else None
+        seen = {} if diagnosis is None else diagnosis.before(found.rollouts, advantages.values, source)
+        metrics = asdict(self.trainer.step(found.rollouts, advantages.values, source))
+        metrics.update({} if diagnosis is None else {**seen, **diagnosis.after(clean)})
         trained = perf_counter()
-        again = replayed(found.rollouts, sampler, before, recipe.optimizer.tokens_at_once)
-        metrics.update(lag_measures(found.rollouts, sampler, before, again))
+        metrics.update(lag_measures(sampler, before))
+        lengths = length_measures(found.sampled)
         self.sampled = Sampled(
             rollouts=found.sampled,
             scores=joined(found.scores),
             trained=found.rollouts,
             advantages=advantages.values,
             scored=self.trainer.scored,
-            replayed=again,
+            replayed=self.trainer.replayed,
             decode=self.questions.tokenizer.decode,
         )
         return {
@@ -219,11 +259,22 @@ class Loop:
             "zero_spread_groups": advantages.zero_spread,
             **metrics,
             "lr": self.trainer.optimizer.lr,
-            "remedy_after": self.obey(step, metrics),
-            **length_measures(found.sampled),
+            "mismatch_sigma": self.mismatch.size(step) or 0.0,
+            "remedy_after": self.obey(step, {**metrics, **lengths}),
+            **lengths,
             **time_measures(found.sampled, sampled - begin - scoring, scoring, trained - sampled),
             "fingerprint": self.trainer.fingerprint(),
         }
+
+    def learn(self, step: int, display: Display) -> dict[str, Any]:
+        """One supervised step; what it measured, by name."""
+        recipe, begin = self.recipe, perf_counter()
+        display.training(step)
+        self.trainer.optimizer.lr = learning_rate(recipe.optimizer, step, recipe.steps)
+        metrics = learn(self.trainer, self.questions, step, recipe.sampling.prompts)
+        self.versions.publish(step + 1, self.trainer.policy)
+        line = supervised_line(metrics, self.trainer.optimizer.lr, perf_counter() - begin)
+        return {**line, "fingerprint": self.trainer.fingerprint()}
 
     def gather(self, step: int, sampler: Policy, display: Display) -> tuple[Gathered, float]:
         """The rollouts of a step, and the seconds that their scores took."""
@@ -235,6 +286,9 @@ class Loop:
             requests = self.questions.requests(step, items, turn)
             asked = {request.id: item for request, item in zip(requests, items, strict=True)}
             rollouts = self.sample(sampler, requests, display.sampled)
+            rollouts = self.mismatch.record(rollouts, step, sampler.ops.kernels)
+            if turn == 0:
+                rollouts = self.mismatch.flip(rollouts, step, sampler)
             begin = perf_counter()
             # All of a round together: some reward functions want them so.
             scores = self.scoring.score(step, self.questions.answers(asked, rollouts))
@@ -247,21 +301,20 @@ class Loop:
         self, policy: Policy, requests: Sequence[Request], progress: Callable[[int], None] | None = None
     ) -> list[Rollout]:
         """Rollouts of that policy, in order of their ids."""
-        self.sampler.adopt(policy)
-        return sample_shared(self.sampler, requests, self.ranks, progress)
+        return sample_shared(self.samplers.adopt(policy), requests, self.ranks, progress)
 
     def obey(self, step: int, metrics: dict[str, Any]) -> str:
-        """Do what the remedy wants behind a step, and publish its weights. Raises RunError for a rollback."""
+        """Do what the remedy wants behind a step, and publish its weights, or those of before it."""
         remedy = self.trainer.remedy
         wanted = "none" if remedy is None else remedy.after_update(metrics)
         if wanted == "rollback":
-            raise RunError(f"step {step + 1}: the remedy wants a rollback, which this loop cannot do")
+            self.trainer.roll_back()
         if wanted == "scale_lr":
             self.lr_scale *= self.recipe.optimizer.remedy_scale
         if wanted == "sync":
             self.versions.sync(step + 1)
         self.versions.publish(step + 1, self.trainer.policy)
-        self.sampler.adopt(self.versions.policy(step + 1))
+        self.samplers.adopt(self.versions.policy(step + 1))
         return wanted
 
     def evaluate(self, step: int) -> dict[str, Any]:
@@ -271,7 +324,8 @@ class Loop:
         due = done in (0, self.recipe.steps) or (section.every and done % section.every == 0)
         if not section.items or not due:
             return {}
-        policy, sampler = self.trainer.policy, self.versions.policy(done)
+        policy = self.trainer.policy
+        sampler = self.mismatch.sampler(self.versions.policy(done), done, self.versions.before(done))
         begin = perf_counter()
         of_trainer = self.success(policy)
         of_sampler = of_trainer if sampler is policy else self.success(sampler)
@@ -313,7 +367,7 @@ def load_trainer(
 ) -> Trainer:
     """The model of a recipe, ready to be trained. say: hears what was found in the checkpoint.
 
-    loss, optimizer: by default the recipe's. options: further ones of Trainer.
+    loss, optimizer: by default the recipe's; the remedy is the loss's. options: further ones of Trainer.
     """
     path, dtype = recipe.model.path, DTYPES.get(recipe.model.dtype)
     config = named_config(path)
@@ -323,4 +377,5 @@ def load_trainer(
         config = ModelConfig.from_folder(path)
         weights = load_weights(path, config, dtype, say)
     loss, optimizer = loss or recipe.loss, optimizer or recipe.optimizer
+    options.setdefault("remedy", remedy_of(loss.remedy))
     return Trainer.of(config, weights, kernels, dtype or config.dtype, loss, optimizer, **options)

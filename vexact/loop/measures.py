@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from vexact.model.policy import Policy
 from vexact.model.rollout import Rollout
-from vexact.training.metrics import measure_mismatch
 
 
 def length_measures(rollouts: Sequence[Rollout]) -> dict[str, Any]:
@@ -36,23 +32,6 @@ def time_measures(rollouts: Sequence[Rollout], sampling: float, scoring: float, 
     }
 
 
-def replayed(rollouts: Sequence[Rollout], sampler: Policy, trainer: Policy, tokens_at_once: int) -> Tensor | None:
-    """Where the sampler is older than the trainer, log-probabilities at its own weights, as `Trainer.scored` has them:
-    what the trainer compared holds the staleness too. None where it is not.
-    """
-    chosen = sorted((r for r in rollouts if r.completion and r.finish != "nonfinite"), key=lambda rollout: rollout.id)
-    if sampler.version == trainer.version or not chosen:
-        return None
-    return sampler.logprobs([rollout.scored for rollout in chosen], tokens_at_once).logprob
-
-
-def lag_measures(
-    rollouts: Sequence[Rollout], sampler: Policy, trainer: Policy, replayed: Tensor | None
-) -> dict[str, Any]:
-    """How old the sampler is, in versions; where it is older, mismatch compared anew with what was replayed."""
-    lag = {"sampler_version": sampler.version, "lag": trainer.version - sampler.version}
-    if replayed is None:
-        return lag
-    chosen = sorted((r for r in rollouts if r.completion and r.finish != "nonfinite"), key=lambda rollout: rollout.id)
-    recorded = torch.cat([rollout.logprobs for rollout in chosen]).to(replayed.device)
-    return {**lag, **measure_mismatch(replayed, recorded)}
+def lag_measures(sampler: Policy, trainer: Policy) -> dict[str, Any]:
+    """How old the sampler is, in versions. trainer: the policy that the step began with."""
+    return {"sampler_version": sampler.version, "lag": trainer.version - sampler.version}

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-TIM = "tim/"  # before the names of gap.measure_gap, at the weights that sampled
-GAP = "gap/"  # before the same at the trainer's weights; these are known under other names only
+TIM = "tim/"  # before the names of study.metrics.measure_gap, at the weights that sampled
+GAP = "gap/"  # before the same at the trainer's weights; most of these are known under other names only
 
 # Theirs → ours. TRL: GRPOTrainer. Its ratios are behind its cap, in its default mode of whole sequences; here they are
 # those of tokens before any cap, and a remedy's weights have names of their own (remedy_weight_*).
@@ -43,6 +43,7 @@ VERL = {
     "rollout_corr/rollout_is_max": "remedy_weight_max",
     "training/rollout_probs_diff_mean": "gap/probability_mean",
     "training/rollout_probs_diff_max": "gap/probability_max",
+    "training/rollout_probs_diff_std": "gap/probability_std",
     "actor/entropy": "entropy",
     "actor/grad_norm": "grad_norm",
     "actor/pg_clipfrac": "clip_fraction",
@@ -51,7 +52,9 @@ VERL = {
     "response_length/mean": "completion_length_mean",
     "response_length/max": "completion_length_max",
 }
-NAMES = {**TRL, **VERL}
+# What the trainer's weights make of it, under our own names.
+OURS = {name: name for name in ("gap/k3", "gap/abs_max", "gap/ess", "gap/ess_sequence")}
+NAMES = {**TRL, **VERL, **OURS}
 
 
 def named(line: Mapping[str, Any], mismatch: Mapping[str, float], gap: Mapping[str, float]) -> dict[str, Any]:

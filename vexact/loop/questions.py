@@ -13,6 +13,7 @@ from vexact.model.rollout import Rollout
 from vexact.model.tokenizer import Tokenizer, prompt_ids
 from vexact.recipe import Recipe
 from vexact.rollout.request import Request
+from vexact.study import keys
 from vexact.tasks import Answer, Item, Task
 from vexact.tasks.task import ITEMS, SplitTask
 
@@ -42,7 +43,13 @@ class Questions:
         """One request an item of a step. The id holds step and round, so no two draws of a run share an address."""
         sampling = self.recipe.sampling
         first = (step << 32) + turn * sampling.prompts
-        return self._requests(items, first, sampling.samples, sampling.temperature, sampling.max_tokens)
+        return self._requests(items, first, sampling.samples, sampling.temperature, sampling.max_tokens, self.seed)
+
+    @property
+    def seed(self) -> int:
+        """Of training's draws: the recipe's, or with a seed for sampling one of both."""
+        own, other = self.recipe.seed, self.recipe.sampling.seed
+        return int(keys.mixed(own, keys.named("sampling"), other)[0]) if other else own
 
     def held_out(self) -> list[Item]:
         """The questions of an evaluation, the same each time. Raises RunError where the task has none."""
@@ -58,10 +65,10 @@ class Questions:
         """One request a held-out item. The ids are those of every evaluation: equal policies give equal answers."""
         section = self.recipe.eval
         limit = section.max_tokens or self.recipe.sampling.max_tokens
-        return self._requests(items, EVALUATION, section.n, section.temperature, limit)
+        return self._requests(items, EVALUATION, section.n, section.temperature, limit, self.recipe.seed)
 
     def _requests(
-        self, items: Sequence[Item], first: int, n: int, temperature: float, max_tokens: int
+        self, items: Sequence[Item], first: int, n: int, temperature: float, max_tokens: int, seed: int
     ) -> list[Request]:
         return [
             Request(
@@ -69,7 +76,7 @@ class Questions:
                 prompt=self._prompt(item),
                 n=n,
                 temperature=temperature,
-                seed=self.recipe.seed,
+                seed=seed,
                 max_tokens=max_tokens,
                 stop_ids=self.stop_ids,
             )
@@ -94,17 +101,15 @@ class Questions:
 
     def _solution(self, request: int, item: Item, policy: Policy) -> Rollout:
         if not item.solution:
-            raise RunError(
-                f"warm_start: item {item.index} of task {self.recipe.task.name} has no solution to learn from"
-            )
+            raise RunError(f"{self._learner}: item {item.index} of task {self.recipe.task.name} has no solution")
         completion = self.tokenizer.continuation(item.solution)
         if not self.task.stop or self.task.stop not in item.solution:
             completion = [*completion, *self.end_ids[:1]]
         prompt, limit = self._prompt(item), policy.config.max_positions
         if len(prompt) + len(completion) > limit:
             raise RunError(
-                f"warm_start: item {item.index} of task {self.recipe.task.name} has a prompt of {len(prompt)} tokens "
-                f"and a solution of {len(completion)}, which exceed the model's {limit} positions"
+                f"{self._learner}: item {item.index} of task {self.recipe.task.name} has a prompt of {len(prompt)} "
+                f"tokens and a solution of {len(completion)}, which exceed the model's {limit} positions"
             )
         return Rollout(
             request=request,
@@ -117,6 +122,11 @@ class Questions:
             version=policy.version,
             digest=policy.digest,
         )
+
+    @property
+    def _learner(self) -> str:
+        """The key that asks for solutions."""
+        return "objective: sft" if self.recipe.objective == "sft" else "warm_start"
 
     def _prompt(self, item: Item) -> list[int]:
         return prompt_ids(self.tokenizer, item.prompt, self.recipe.task.chat_template_kwargs)

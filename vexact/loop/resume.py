@@ -24,11 +24,11 @@ ALLOWED = (
 STEPS = "steps"  # may grow, unless the learning rate depends on it
 
 
-def load_run(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of a file, or of a run folder that is then continued. Raises RecipeError."""
+def load_run(path: Path, overrides: Sequence[str] = (), also: Sequence[Path] = ()) -> Recipe:
+    """The recipe of a file, or of a run folder that is then continued. also: files laid over it. Raises RecipeError."""
     if not path.is_dir():
-        return load_recipe(path, overrides)
-    return load_recipe(path / CONFIG, [*overrides, "--run.folder", str(path)])
+        return load_recipe(path, overrides, also)
+    return load_recipe(path / CONFIG, [*overrides, "--run.folder", str(path)], also)
 
 
 def is_done(recipe: Recipe, path: Path) -> bool:

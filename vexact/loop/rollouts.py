@@ -1,7 +1,8 @@
 """Rollouts as parquet: a file a step, a row a rollout, both log-probabilities of every token as numbers and as bits.
 
-The trainer's are those at the weights that the step began with; null where it did not compare a rollout. An advantage
-is null where a rollout was sampled but not trained.
+The trainer's are those at the weights that the step began with, the exact ones those of the trainer's arithmetic at the
+weights that sampled, so that Δ between them and the sampler's is discrepancy alone; null where the trainer did not
+compare a rollout. An advantage is null where a rollout was sampled but not trained.
 """
 
 from __future__ import annotations
@@ -103,6 +104,8 @@ def _table(step: int, sampled: Sampled) -> Any:
     recorded = [rollout.logprobs.cpu() for rollout in rollouts]
     by_id = scored_of(sampled.trained, sampled.scored)
     scored = [by_id.get(rollout.id) for rollout in rollouts]
+    same = by_id if sampled.replayed is None else scored_of(sampled.trained, sampled.replayed)
+    exact = [same.get(rollout.id) for rollout in rollouts]
     advantage_of = dict(zip((rollout.id for rollout in sampled.trained), sampled.advantages.tolist(), strict=True))
     ids, floats, bits = pa.list_(pa.int32()), pa.list_(pa.float32()), pa.list_(pa.int32())
     columns = {
@@ -117,6 +120,8 @@ def _table(step: int, sampled: Sampled) -> Any:
         "sampler_logprobs_bits": pa.array([_bits(x) for x in recorded], bits),
         "trainer_logprobs": pa.array([None if x is None else x.numpy() for x in scored], floats),
         "trainer_logprobs_bits": pa.array([None if x is None else _bits(x) for x in scored], bits),
+        "exact_logprobs": pa.array([None if x is None else x.numpy() for x in exact], floats),
+        "exact_logprobs_bits": pa.array([None if x is None else _bits(x) for x in exact], bits),
         "reward": pa.array(scores.rewards, pa.float64()),
         "reward_unflipped": pa.array(scores.unflipped, pa.float64()),
         "success": pa.array(scores.successes, pa.bool_()),

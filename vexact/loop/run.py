@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Any
 
 from vexact.loop.folder import RunFolder, remove_folder
-from vexact.loop.gap import measure_gap
 from vexact.loop.loggers import Loggers, check_loggers
 from vexact.loop.names import named
 from vexact.loop.rollouts import Sampled, wanted, write_rollouts
@@ -21,6 +20,7 @@ from vexact.model.policy import Policy
 from vexact.model.tiny import named_config
 from vexact.ranks import Ranks
 from vexact.recipe import Recipe
+from vexact.study.metrics import measure_gap
 from vexact.training.trainer import Trainer
 
 

@@ -25,16 +25,18 @@ from vexact.model.checkpoint import shapes
 from vexact.model.config import ModelConfig
 from vexact.model.policy import Policy
 from vexact.recipe import Recipe
+from vexact.study.causes.registry import STALE
 
 
 class Versions:
     """The policies of steps that are still to be sampled with.
 
-    State of a run: `origin`, and `held`, the policy that each of these steps began with.
+    State of a run: `origin`, and `held`, the policy that each of these steps began with. spare: for how many steps a
+    policy is kept after the last one that it sampled.
     """
 
-    def __init__(self, every: int, delay: int) -> None:
-        self.every, self.delay = every, delay
+    def __init__(self, every: int, delay: int, spare: int = 0) -> None:
+        self.every, self.delay, self.spare = every, delay, spare
         self.origin = 0
         self.held: dict[int, Policy] = {}
 
@@ -47,7 +49,7 @@ class Versions:
         """The trainer begins that step with this policy. What no step from here on needs is let go."""
         if (step - self.origin) % self.every == 0:
             self.held[step] = policy
-        oldest = self.source(step)
+        oldest = self.source(step - self.spare)
         self.held = {source: kept for source, kept in self.held.items() if source >= oldest}
 
     def sync(self, step: int) -> None:
@@ -68,6 +70,11 @@ class Versions:
         """What a step is sampled with. The step is the one that was published last."""
         return self.held[self.source(step)]
 
+    def before(self, step: int) -> Policy:
+        """What the step before was sampled with, if that is still kept; else the same as this one. A sync out of turn
+        leaves nothing older."""
+        return self.held.get(self.source(step - 1), self.policy(step))
+
 
 def most_held(every: int, delay: int) -> int:
     """Versions that are kept at the same time at most, the trainer's own among them."""
@@ -80,15 +87,35 @@ def largest_lag(recipe: Recipe) -> int:
     return recipe.delay + recipe.sync.every - 1
 
 
+def spare_of(recipe: Recipe) -> int:
+    """Steps for which a mismatch needs what sampled before."""
+    return int(recipe.mismatch.cause in STALE)
+
+
 def check_memory(recipe: Recipe, config: ModelConfig, dtype: torch.dtype, memory: int) -> None:
     """Raises RunError where the versions that are kept do not fit into that many bytes."""
-    count = min(most_held(recipe.sync.every, recipe.delay), recipe.steps + 1)
+    count = min(most_held(recipe.sync.every, recipe.delay) + spare_of(recipe), recipe.steps + 1)
     each = version_bytes(config, dtype)
     if count > 1 and count * each > memory:
         raise RunError(
             f"sync.every = {recipe.sync.every} and delay = {recipe.delay} keep {count} versions of {each} bytes, "
             f"{count * each} together; there is memory of {memory} bytes"
         )
+
+
+def check_accept(recipe: Recipe) -> None:
+    """Raises RunError where steps may be taken back and either no fresh batch could say so, or no state would hold what
+    there is to go back to."""
+    if recipe.loss.remedy.accept == "off":
+        return
+    needs = {
+        "sync.every": (recipe.sync.every, 1),
+        "delay": (recipe.delay, 0),
+        "checkpoint.every": (recipe.checkpoint.every, 0),
+    }
+    for key, (value, needed) in needs.items():
+        if value != needed:
+            raise RunError(f"loss.remedy.accept = {recipe.loss.remedy.accept} needs {key} = {needed}, not {value}")
 
 
 def version_bytes(config: ModelConfig, dtype: torch.dtype) -> int:

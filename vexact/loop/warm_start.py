@@ -1,7 +1,7 @@
-"""A supervised start: steps on the task's own solutions, through the trainer that reinforcement uses.
+"""A supervised start: steps of `supervised.py` until it is enough.
 
-Each solution is a rollout with advantage 1, and the loss −Σ log π / n over its tokens, `reinforce` with `token-mean`,
-is the cross-entropy. The optimizer is of this start's own; reinforcement begins with fresh moments and as version 0.
+The optimizer is of this start's own; reinforcement begins with fresh moments and as version 0. A run that is stopped
+inside it begins anew: where it is long, it is better a run of its own, `objective: sft`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from vexact.loop.questions import Questions
-from vexact.recipe import LossSection, OptimizerSection, Recipe
+from vexact.loop.supervised import learn
+from vexact.recipe import OptimizerSection, Recipe
 from vexact.training.metrics import StepMetrics
 from vexact.training.trainer import Trainer
-
-CROSS_ENTROPY = LossSection(name="reinforce", aggregation="token-mean")
 
 
 def supervised_optimizer(recipe: Recipe) -> OptimizerSection:
@@ -53,8 +50,7 @@ class WarmStart:
 
     def step(self, step: int) -> StepMetrics:
         """One step of cross-entropy."""
-        rollouts = self.questions.solutions(step, self.recipe.warm_start.sequences, self.trainer.policy)
-        return self.trainer.step(rollouts, torch.ones(len(rollouts)))
+        return learn(self.trainer, self.questions, step, self.recipe.warm_start.sequences)
 
     def _enough(self, done: int, loss: float) -> bool:
         section = self.recipe.warm_start

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cached_property
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
+from vexact.model.origin import NOBODY, Addresses, Origin
 from vexact_kernels import CPU, PAGE, Chunks, Segments
 
 
@@ -21,12 +23,14 @@ class Chunk:
     """The new tokens of one sequence computed in one forward.
 
     prefix: how many of the sequence's tokens have keys and values in `pages` already. pages: the sequence's pages in
-    order of position, at least enough for prefix + len(tokens).
+    order of position, at least enough for prefix + len(tokens). origin: whose tokens these are, for those who compute
+    by address.
     """
 
     tokens: Sequence[int]
     prefix: int
     pages: Sequence[int]
+    origin: Origin = NOBODY
 
     def __post_init__(self) -> None:
         needed = -(-(self.prefix + len(self.tokens)) // PAGE)
@@ -49,6 +53,15 @@ class Batch:
     chunks: Chunks
     longest: int  # the highest position of any token, plus one
     segments: Segments | None = None
+    origins: Sequence[Origin] = ()
+
+    @cached_property
+    def addresses(self) -> Addresses:
+        """Of every token, [N] on the host. Exact ops never ask."""
+        ends = self.chunks.start.tolist()
+        tokens = self.tokens.tolist()
+        parts = [tokens[begin:end] for begin, end in pairwise(ends)]
+        return Addresses.of(self.origins, parts, self.chunks.prefix.tolist())
 
     @staticmethod
     def of(chunks: Sequence[Chunk], device: torch.device = CPU, segments: Segments | None = None) -> Batch:
@@ -73,6 +86,7 @@ class Batch:
             ),
             longest=max(chunk.prefix + len(chunk.tokens) for chunk in chunks),
             segments=segments,
+            origins=[chunk.origin for chunk in chunks],
         )
 
     def last_rows(self) -> Tensor:

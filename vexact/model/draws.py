@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vexact.model.origin import signed
 from vexact_kernels import CPU
 
 SMALLEST, LARGEST = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127  # normal float32 numbers
@@ -46,15 +47,10 @@ class Draws:
     def at(addresses: Sequence[Address], device: torch.device = CPU) -> Draws:
         temperature = torch.tensor([a.temperature for a in addresses], dtype=torch.float32)
         numbers = [
-            [_signed(a.seed) for a in addresses],
-            [_signed(a.request) for a in addresses],
+            [signed(a.seed) for a in addresses],
+            [signed(a.request) for a in addresses],
             [a.sample for a in addresses],
             [a.position for a in addresses],
         ]
         columns = torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)  # together: one copy
         return Draws(temperature.to(device, non_blocking=True), *columns.unbind())
-
-
-def _signed(bits: int) -> int:
-    """The signed number of the same 64 bits."""
-    return bits - (1 << 64) if bits >> 63 else bits

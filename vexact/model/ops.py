@@ -20,6 +20,8 @@ from vexact_kernels import Chunks, Kernels
 
 LOGITS_AT_ONCE = 1 << 23  # elements of [tokens, vocabulary] that stand in memory at once (32 MB)
 
+Edit = Callable[[Tensor, Tensor], Tensor]  # logits float32 [R, V] and their rows of the batch → logits
+
 
 @dataclass(frozen=True)
 class Logprobs:
@@ -39,6 +41,18 @@ class Ops:
     def over(self, batch: Batch) -> Ops:
         """These ops, knowing which batch they compute."""
         return self
+
+    def digest(self, arithmetic: str) -> str:
+        """What these ops are known by, from the digest of the arithmetic below them."""
+        return arithmetic
+
+    def around(self, inner: Ops) -> Ops:
+        """What these ops add, added to others: exact ones add nothing."""
+        return inner
+
+    def stand_in(self, x: Tensor, value: Tensor) -> Tensor:
+        """value in the place of x, of the same shape and dtype: gradients pass through it as if it were x."""
+        return value
 
     def block(self, run: Callable[[Tensor, Ops], Tensor], x: Tensor) -> Tensor:
         """run(x, ops): a part of the forward that follows from x [N, D] alone, so that it can be computed again."""
@@ -79,8 +93,9 @@ class Ops:
         """gate_up [N, 2F] → [N, F]."""
         return self.kernels.swiglu(gate_up)
 
-    def logits(self, hidden: Tensor, head: Matrix) -> Tensor:
-        """hidden [N, D] → float32 [N, V], never rounded."""
+    def logits(self, hidden: Tensor, head: Matrix, rows: Tensor | None = None) -> Tensor:
+        """hidden [R, D] → float32 [R, V], never rounded. rows: which rows of the batch these are, int64 [R] on the
+        host; by default all of them."""
         return self.kernels.matmul(hidden, head.packed, head.bias, logits=True)
 
     def draw(self, logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,17 +108,27 @@ class Ops:
         logprob, _, _, _, finite = self.kernels.logprob(logits, ids, draws.temperature, entropy=False)
         return ids, logprob, finite
 
-    def logprobs(self, hidden: Tensor, rows: Tensor, head: Matrix, ids: Tensor, temperature: Tensor) -> Logprobs:
+    def logprobs(
+        self, hidden: Tensor, rows: Tensor, head: Matrix, ids: Tensor, temperature: Tensor, edit: Edit | None = None
+    ) -> Logprobs:
         """Log-probability of ids int64 [R] at rows int64 [R] of hidden [N, D], temperature float32 [R].
 
-        The rows, ascending, are part of the schedule and on the host.
+        The rows, ascending, are part of the schedule and on the host. edit: what is done to logits before anything
+        reads them; gradients pass through it unchanged.
         """
         at = rows.to(hidden.device, non_blocking=True)
         parts = [
-            self.kernels.logprob(self.logits(hidden[at[part]], head), ids[part], temperature[part])
+            self.kernels.logprob(
+                edited(self.logits(hidden[at[part]], head), rows[part], edit), ids[part], temperature[part]
+            )
             for part in token_parts(rows.shape[0], head.packed.rows)
         ]
         return gather_logprobs(parts, hidden.device)
+
+
+def edited(logits: Tensor, rows: Tensor, edit: Edit | None) -> Tensor:
+    """logits float32 [R, V] of those rows of the batch."""
+    return logits if edit is None else edit(logits, rows)
 
 
 def token_parts(rows: int, vocabulary: int) -> list[slice]:

@@ -10,15 +10,18 @@ import torch
 from torch import Tensor
 
 from vexact.model.batch import Batch, Chunk
+from vexact.model.centring import Centres
 from vexact.model.checkpoint import load_weights
 from vexact.model.config import ModelConfig
 from vexact.model.digest import arithmetic_digest
 from vexact.model.draws import is_temperature
 from vexact.model.gradients import Gradients, lanes_of, segments_of
-from vexact.model.ops import Logprobs, Ops, gather_logprobs
+from vexact.model.ops import Logprobs, Ops, gather_logprobs, token_parts
+from vexact.model.origin import Origin
 from vexact.model.pages import Pages, pages_for
 from vexact.model.parameters import Parameters, stack, stacks
 from vexact.model.recording import Recorded, Recording
+from vexact.model.rotary import RotaryTables
 from vexact.model.tiny import named_config, tiny_weights
 from vexact.model.transformer import Transformer
 from vexact_kernels import Kernels
@@ -28,11 +31,16 @@ TOKENS_AT_ONCE = 4096  # of a micro-batch, unless the caller says otherwise
 
 @dataclass(frozen=True)
 class Scored:
-    """A sequence to score: log-probabilities of tokens[first:], each given all before it, at a temperature."""
+    """A sequence to score: log-probabilities of tokens[first:], each given all before it, at a temperature.
+
+    request, sample: as they addressed its draws, for policies that compute by address; `first` then ends its prompt.
+    """
 
     tokens: Sequence[int]
     first: int
     temperature: float = 1.0
+    request: int = 0
+    sample: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.first <= len(self.tokens):
@@ -43,6 +51,31 @@ class Scored:
     @property
     def rows(self) -> int:
         return len(self.tokens) - self.first
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What is scored in the forward of a batch. rows: int64 [R] of it, ascending, on the host; ids int64 [R] and
+    temperature float32 [R] on the device."""
+
+    batch: Batch
+    rows: Tensor
+    ids: Tensor
+    temperature: Tensor
+
+
+@dataclass(frozen=True)
+class HiddenStates:
+    """Hidden states [R, D] of a policy at what is scored."""
+
+    targets: Targets
+    hidden: Tensor
+
+    def logits(self, policy: Policy) -> Iterator[Tensor]:
+        """Raw logits float32 [rows, V] that a policy's head and ops make of them, in parts that may stand in memory."""
+        ops, head = policy.ops.over(self.targets.batch), policy.transformer.head
+        for part in token_parts(len(self.hidden), head.packed.rows):
+            yield ops.logits(self.hidden[part], head, self.targets.rows[part])
 
 
 @dataclass(frozen=True)
@@ -74,10 +107,11 @@ class Policy:
         kernels: Kernels,
         dtype: torch.dtype,
         version: int = 0,
+        rotary: RotaryTables | None = None,
     ) -> Policy:
-        """From the tensor of each stack, rounded once to the compute dtype."""
+        """From the tensor of each stack, rounded once to the compute dtype. rotary: tables of an equal config."""
         parameters = Parameters(config, _Lazy(config, stacked), dtype, kernels)
-        return Policy(Transformer(parameters), Ops(kernels), version)
+        return Policy(Transformer(parameters, rotary), Ops(kernels), version)
 
     @property
     def config(self) -> ModelConfig:
@@ -95,7 +129,7 @@ class Policy:
     @property
     def digest(self) -> str:
         """Arithmetic digest: equal on every machine and instruction set that keeps the contract."""
-        return arithmetic_digest(self.ops.kernels, self.dtype)
+        return self.ops.digest(arithmetic_digest(self.ops.kernels, self.dtype))
 
     def logprobs(self, sequences: Sequence[Scored], tokens_at_once: int = TOKENS_AT_ONCE) -> Logprobs:
         """On the device: log-probability, entropy, finiteness of every scored token, sequences behind one another."""
@@ -113,38 +147,63 @@ class Policy:
         *,
         one_lane: bool = False,
         recompute: bool = False,
+        centres: Centres | None = None,
     ) -> Iterator[tuple[slice, Logprobs]]:
         """Micro-batches of a step with gradients: (rows of the step, log-probabilities that autograd can go back from).
 
         sequences: those of the whole step in order of their ids, or of one lane of it (`one_lane`), each with at least
         one scored token; call backward on every micro-batch before asking for the next. Parameter gradients arrive in
-        `gradients`. recompute: keep a layer's input only, and run the layer again when its gradient is due.
+        `gradients`. recompute: keep a layer's input only, and run the layer again when its gradient is due. centres:
+        what scores are centred with; behind a micro-batch's backward its `last` says what was found there.
         """
         lane_of = [0] * len(sequences) if one_lane else lanes_of(len(sequences))
         row = 0
         for begin, end in micro_batches(sequences, tokens_at_once):
             part = sequences[begin:end]
             following = lane_of[end] if end < len(sequences) else None
-            recording = Recording(self.ops.kernels, gradients, recompute)
-            result = self._forward(part, recording, (lane_of[begin:end], following))
+            recording = Recording(self.ops.kernels, gradients, recompute, centres)
+            result = self._forward(part, self.ops.around(recording), (lane_of[begin:end], following))
             anchor = torch.zeros((), dtype=torch.float32, device=self.device, requires_grad=True)
             logprob, entropy = Recorded.apply(anchor, recording, result)
             rows = slice(row, row + result.logprob.shape[0])
             row = rows.stop
             yield rows, Logprobs(logprob, entropy, result.finite)
 
+    def logits(self, sequences: Sequence[Scored], tokens_at_once: int = TOKENS_AT_ONCE) -> Iterator[Tensor]:
+        """Raw logits float32 [rows, V] of the scored tokens, as many at a time as may stand in memory whole."""
+        for states in self.states(sequences, tokens_at_once):
+            yield from states.logits(self)
+
+    def states(self, sequences: Sequence[Scored], tokens_at_once: int = TOKENS_AT_ONCE) -> Iterator[HiddenStates]:
+        """Hidden states where tokens are scored, micro-batch by micro-batch."""
+        for begin, end in micro_batches(sequences, tokens_at_once):
+            _, hidden, targets = self.hidden(sequences[begin:end], self.ops, None)
+            yield HiddenStates(targets, hidden[targets.rows.to(self.device)])
+
+    def hidden(
+        self, sequences: Sequence[Scored], ops: Ops, lanes: tuple[Sequence[int], int | None] | None
+    ) -> tuple[Ops, Tensor, Targets]:
+        """One forward of whole sequences: the ops over their batch, hidden states [N, D], and what is scored of them.
+
+        lanes: as `segments_of` takes them, None where nobody asks for gradients.
+        """
+        inputs = [sequence.tokens[:-1] if sequence.rows else sequence.tokens for sequence in sequences]
+        pages = Pages(self.config, sum(pages_for(len(i)) for i in inputs), self.dtype, self.device, layers=1)
+        chunks = [
+            Chunk(tokens, 0, pages.take(pages_for(len(tokens))), Origin(each.request, each.sample, each.first))
+            for tokens, each in zip(inputs, sequences, strict=True)
+        ]
+        segments = None if lanes is None else segments_of([len(tokens) for tokens in inputs], *lanes)
+        batch = Batch.of(chunks, self.device, segments)
+        over = ops.over(batch)
+        hidden = self.transformer.forward(batch, pages, over)
+        return over, hidden, _targets(sequences, batch, self.device)
+
     def _forward(
         self, sequences: Sequence[Scored], ops: Ops, lanes: tuple[Sequence[int], int | None] | None
     ) -> Logprobs:
-        inputs = [sequence.tokens[:-1] if sequence.rows else sequence.tokens for sequence in sequences]
-        count = sum(pages_for(len(tokens)) for tokens in inputs)
-        pages = Pages(self.config, count, self.dtype, self.device, layers=1)
-        chunks = [Chunk(tokens, 0, pages.take(pages_for(len(tokens)))) for tokens in inputs]
-        segments = None if lanes is None else segments_of([len(tokens) for tokens in inputs], *lanes)
-        batch = Batch.of(chunks, self.device, segments)
-        rows, ids, temperature = _targets(sequences, batch.chunks.start.tolist(), self.device)
-        hidden = self.transformer.forward(batch, pages, ops)
-        return ops.logprobs(hidden, rows, self.transformer.head, ids, temperature)
+        ops, hidden, targets = self.hidden(sequences, ops, lanes)
+        return ops.logprobs(hidden, targets.rows, self.transformer.head, targets.ids, targets.temperature)
 
 
 class _Lazy(dict[str, Tensor]):
@@ -170,16 +229,16 @@ def micro_batches(sequences: Sequence[Scored], tokens_at_once: int) -> list[tupl
     return [*cuts, (begin, len(sequences))] if sequences else []
 
 
-def _targets(sequences: Sequence[Scored], start: list[int], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """What is scored: rows on the host, ids and temperatures on the device."""
+def _targets(sequences: Sequence[Scored], batch: Batch, device: torch.device) -> Targets:
     rows: list[int] = []
     ids: list[int] = []
     temperature: list[float] = []
-    for sequence, at in zip(sequences, start, strict=False):
+    for sequence, at in zip(sequences, batch.chunks.start.tolist(), strict=False):
         rows.extend(range(at + sequence.first - 1, at + sequence.first - 1 + sequence.rows))
         ids.extend(sequence.tokens[sequence.first :])
         temperature.extend([sequence.temperature] * sequence.rows)
-    return (
+    return Targets(
+        batch,
         torch.tensor(rows, dtype=torch.int64),
         torch.tensor(ids, dtype=torch.int64).to(device, non_blocking=True),
         torch.tensor(temperature, dtype=torch.float32).to(device, non_blocking=True),

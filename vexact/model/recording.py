@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from vexact.model.batch import Batch
+from vexact.model.centring import Centres
 from vexact.model.gradients import Gradients, part_of, rows_in
-from vexact.model.ops import Logprobs, Ops, gather_logprobs, token_parts
+from vexact.model.ops import Edit, Logprobs, Ops, edited, gather_logprobs, token_parts
 from vexact.model.parameters import Matrix, Vector
-from vexact_kernels import Chunks, Kernels, Segments, Stream
+from vexact_kernels import Chunks, Kernels, Segments, Softmax, Stream
 
 
 class Tape:
@@ -67,14 +68,17 @@ class Recording(Ops):
     """Exact ops that record one micro-batch for gradients.
 
     recompute: of a block only its input is kept; its forward, the same kernels on the same bits, runs again on the way
-    back and is recorded then.
+    back and is recorded then. centres: what scores are centred with, by default not.
     """
 
-    def __init__(self, kernels: Kernels, gradients: Gradients, recompute: bool = False) -> None:
+    def __init__(
+        self, kernels: Kernels, gradients: Gradients, recompute: bool = False, centres: Centres | None = None
+    ) -> None:
         super().__init__(kernels)
-        self.gradients, self.recompute = gradients, recompute
+        self.gradients, self.recompute, self.centres = gradients, recompute, centres
         self.tape = Tape()
         self._segments: Segments | None = None
+        self._batch: Batch | None = None
 
     @property
     def segments(self) -> Segments:
@@ -83,7 +87,7 @@ class Recording(Ops):
         return self._segments
 
     def over(self, batch: Batch) -> Recording:
-        self._segments = batch.segments
+        self._segments, self._batch = batch.segments, batch
         return self
 
     def _stream(self, weight: Matrix | Vector) -> Stream:
@@ -103,6 +107,11 @@ class Recording(Ops):
 
         self.tape.append(back)
         return y
+
+    def stand_in(self, x: Tensor, value: Tensor) -> Tensor:
+        if value is not x:
+            self.tape.append(lambda: self.tape.give(x, self.tape.need(value)))
+        return value
 
     def embed(self, tokens: Tensor, weight: Matrix) -> Tensor:
         y = super().embed(tokens, weight)
@@ -192,29 +201,40 @@ class Recording(Ops):
         self.tape.append(back)
         return y
 
-    def logits(self, hidden: Tensor, head: Matrix) -> Tensor:
+    def logits(self, hidden: Tensor, head: Matrix, rows: Tensor | None = None) -> Tensor:
         raise RuntimeError("logits have no gradient of their own: use logprobs, which never holds them whole")
 
-    def logprobs(self, hidden: Tensor, rows: Tensor, head: Matrix, ids: Tensor, temperature: Tensor) -> Logprobs:
+    def logprobs(
+        self, hidden: Tensor, rows: Tensor, head: Matrix, ids: Tensor, temperature: Tensor, edit: Edit | None = None
+    ) -> Logprobs:
         kernels, at = self.kernels, rows.to(hidden.device, non_blocking=True)
         kept = hidden[at]
         parts = token_parts(rows.shape[0], head.packed.rows)
-        saved = [
-            kernels.logprob(kernels.matmul(kept[part], head.packed, logits=True), ids[part], temperature[part])
-            for part in parts
-        ]
+
+        def logits_of(part: slice) -> Tensor:
+            return edited(kernels.matmul(kept[part], head.packed, logits=True), rows[part], edit)
+
+        saved = [kernels.logprob(logits_of(part), ids[part], temperature[part]) for part in parts]
         result = gather_logprobs(saved, hidden.device)
+        centre = None if self.centres is None or self._batch is None else self.centres.over(self._batch, rows)
 
         def back() -> None:
             d_logprob, d_entropy = self.tape.need(result.logprob), self.tape.take(result.entropy)
+            if centre is not None and d_entropy is not None:
+                raise RuntimeError("an entropy bonus has no centred gradient")
             segments = rows_in(self.segments, rows)
             d_kept = []
             for part, (_, entropy, max_, sum_, _) in zip(parts, saved, strict=True):
-                logits = kernels.matmul(kept[part], head.packed, logits=True)
-                d_logits = kernels.logprob_backward(
-                    logits, ids[part], temperature[part], max_, sum_, entropy,
-                    d_logprob[part], None if d_entropy is None else d_entropy[part], hidden.dtype,
-                )  # fmt: skip
+                if centre is None:
+                    d_logits = kernels.logprob_backward(
+                        logits_of(part), ids[part], temperature[part], max_, sum_, entropy,
+                        d_logprob[part], None if d_entropy is None else d_entropy[part], hidden.dtype,
+                    )  # fmt: skip
+                else:
+                    policy = Softmax(logits_of(part), max_, sum_)
+                    d_logits = centre.back(
+                        kernels, part, policy, ids[part], temperature[part], d_logprob[part], hidden.dtype
+                    )
                 kernels.matmul_dw(d_logits, kept[part], part_of(segments, part), self._stream(head))
                 d_kept.append(kernels.matmul_dx(d_logits, head.packed))
             gathered = torch.cat(d_kept)

@@ -47,4 +47,4 @@ class Rollout:
     @property
     def scored(self) -> Scored:
         """The completion, to be scored again by any policy."""
-        return Scored(self.tokens, len(self.prompt), self.temperature)
+        return Scored(self.tokens, len(self.prompt), self.temperature, self.request, self.sample)

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vexact.model.config import Llama3Scaling, RopeConfig
+from vexact.model.config import Llama3Scaling, ModelConfig, RopeConfig
 from vexact_kernels import CPU
 
 Array = NDArray[np.float64]
@@ -89,12 +89,19 @@ def _horner(coefficients: tuple[float, ...], x: Array) -> Array:
 
 
 class RotaryTables:
-    """Tables of one model that grow with the longest sequence met. A row never changes once it is there."""
+    """Tables of one model that grow with the longest sequence met. A row never changes once it is there.
+
+    They do not know the weights, so all versions of a model may share them.
+    """
 
     def __init__(self, rope: RopeConfig, head_dim: int, device: torch.device = CPU) -> None:
         self._rope, self._head_dim, self._device = rope, head_dim, device
         nothing = torch.empty((0, head_dim // 2), dtype=torch.float32, device=device)
         self._tables = nothing, nothing
+
+    @staticmethod
+    def of(config: ModelConfig, device: torch.device) -> RotaryTables:
+        return RotaryTables(config.rope, config.head_dim, device)
 
     def upto(self, positions: int) -> tuple[Tensor, Tensor]:
         """cos and sin float32 [at least `positions`, K/2]."""

@@ -56,9 +56,9 @@ class Layer:
 
 
 class Transformer:
-    """Weights and their one forward."""
+    """Weights and their one forward. rotary: tables of an equal config, to be shared; by default new ones."""
 
-    def __init__(self, parameters: Parameters) -> None:
+    def __init__(self, parameters: Parameters, rotary: RotaryTables | None = None) -> None:
         config = parameters.config
         self.config: ModelConfig = config
         self.parameters = parameters
@@ -66,7 +66,7 @@ class Transformer:
         self.layers = [Layer(i, parameters) for i in range(config.num_layers)]
         self.norm = parameters.vector(NORM)
         self.head = parameters.matrix(EMBEDDING if config.tie_word_embeddings else HEAD)
-        self.rotary = RotaryTables(config.rope, config.head_dim, parameters.device)
+        self.rotary = rotary or RotaryTables.of(config, parameters.device)
 
     def forward(self, batch: Batch, pages: Pages, ops: Ops) -> Tensor:
         """Hidden states [N, D] before the head, which `Ops.logits` and `Ops.logprobs` apply.

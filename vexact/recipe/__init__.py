@@ -5,11 +5,13 @@ and from the command line alike.
 """
 
 from vexact.recipe.evaluation import EvalSection, WarmStartSection
-from vexact.recipe.loss import KLSection, LossSection, RemedySection
+from vexact.recipe.loss import KLSection, LossSection
+from vexact.recipe.mismatch import MismatchSection
 from vexact.recipe.model import ModelSection
 from vexact.recipe.optimizer import OptimizerSection
 from vexact.recipe.reader import load_recipe
 from vexact.recipe.recipe import Recipe
+from vexact.recipe.remedy import RemedySection
 from vexact.recipe.run import CheckpointSection, RunSection
 from vexact.recipe.sampling import SamplingSection
 from vexact.recipe.schedule import SyncSection
@@ -21,6 +23,7 @@ __all__ = [
     "EvalSection",
     "KLSection",
     "LossSection",
+    "MismatchSection",
     "ModelSection",
     "OptimizerSection",
     "Recipe",

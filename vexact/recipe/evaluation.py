@@ -22,7 +22,7 @@ class EvalSection:
 @dataclass(frozen=True)
 class WarmStartSection:
     """Supervised steps on the task's own solutions before the first step of reinforcement, with an optimizer of their
-    own. A recipe with `steps: 0` beside this one only learns from solutions. Raises RecipeError.
+    own. With `objective: sft` a recipe's steps are all of that kind instead. Raises RecipeError.
     """
 
     steps: int = number(0, at_least=0)  # at most; 0: none

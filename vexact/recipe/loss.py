@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from vexact.recipe.remedy import RemedySection
 from vexact.recipe.values import RecipeError, choice, number
 
 
@@ -28,26 +29,6 @@ class KLSection:
 
 
 @dataclass(frozen=True)
-class RemedySection:
-    """What is done about sampler and trainer disagreeing: vexact/training/remedy.py. By default nothing."""
-
-    token_cap: float = number(0.0, at_least=0.0)  # token TIS: weights min(ratio, cap); 0: off, common: 2
-    token_floor: float = number(0.0, at_least=0.0)  # … and at least this
-    sequence: str = choice("off", "product", "geometric")  # sequence rejection by that value of its ratios
-    sequence_low: float = number(0.0, at_least=0.0)  # kept from here …
-    sequence_high: float = number(2.0, above=0.0)  # … to here
-    sequence_ratio: str = choice("correction", "current")  # π_old/q, or π/q anew before each update
-
-    def __post_init__(self) -> None:
-        if 0.0 < self.token_cap < self.token_floor:
-            raise RecipeError(f"loss.remedy.token_floor = {self.token_floor} is above token_cap = {self.token_cap}")
-        if self.token_floor and not self.token_cap:
-            raise RecipeError("loss.remedy.token_floor needs a token_cap")
-        if self.sequence_low > self.sequence_high:
-            raise RecipeError(f"loss.remedy.sequence_low = {self.sequence_low} is above {self.sequence_high}")
-
-
-@dataclass(frozen=True)
 class LossSection:
     """Advantages, the policy loss and what is added to it, and how often a rollout batch is used.
 
@@ -60,7 +41,7 @@ class LossSection:
     """
 
     name: str = choice("ppo", "reinforce", "gspo", "cispo")  # vexact/training/surrogate.py
-    advantage: str = choice("group_std", "group_mean", "leave_one_out", "batch_sequence", "batch_token")
+    advantage: str = choice("group_std", "group_mean", "leave_one_out", "batch_sequence", "batch_token", "reward")
     epsilon_low: float = number(0.2, above=0.0, below=1.0)  # ratios below 1 - epsilon_low are clipped where A < 0
     epsilon_high: float = number(0.2, above=0.0)  # ratios above 1 + epsilon_high are clipped where A > 0
     dual_clip: float = number(0.0, at_least=0.0)  # ppo: ratios above it are clipped where A < 0; 0: off, common: 3
@@ -79,8 +60,4 @@ class LossSection:
     def __post_init__(self) -> None:
         if 0.0 < self.dual_clip <= 1.0:
             raise RecipeError(f"loss.dual_clip = {self.dual_clip} must be above 1, or 0 for none")
-        if self.remedy.token_cap and self.anchor == "bypass" and self.name != "reinforce":
-            raise RecipeError(
-                f"loss.remedy.token_cap with loss.anchor = bypass: the ratio to the sampler that {self.name} clips "
-                "holds that correction already; use loss.anchor = recomputation"
-            )
+        self.remedy.check(self.name, self.anchor, self.entropy_coef, self.kl.coef if self.kl.place == "loss" else 0.0)

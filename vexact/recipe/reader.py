@@ -15,14 +15,20 @@ from vexact.recipe.recipe import Recipe
 from vexact.recipe.values import RecipeError
 
 
-def load_recipe(path: str | Path | None, overrides: Mapping[str, str] | Sequence[str] = ()) -> Recipe:
-    """Read a YAML file, then lay overrides over it.
+def load_recipe(
+    path: str | Path | None, overrides: Mapping[str, str] | Sequence[str] = (), also: Sequence[str | Path] = ()
+) -> Recipe:
+    """Read a YAML file, then lay further ones over it, key by key, then overrides.
 
-    path: None for a recipe of defaults. overrides: dotted key → text, or the words of a command line (`--optimizer.lr
-    1e-5 --steps=5`). Raises RecipeError.
+    path: None for a recipe of defaults. also: files of the same form, as of one section. overrides: dotted key → text,
+    or the words of a command line (`--optimizer.lr 1e-5 --steps=5`). Raises RecipeError.
     """
-    values = {} if path is None else dict(_flatten(_read(Path(path)), str(path)))
-    sources = dict.fromkeys(values, str(path))
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for each in also if path is None else (path, *also):
+        found = dict(_flatten(_read(Path(each)), str(each)))
+        values |= found
+        sources |= dict.fromkeys(found, str(each))
     pairs = overrides if isinstance(overrides, Mapping) else _pairs(overrides)
     for key, text in pairs.items():
         values[key], sources[key] = _parse(key, text), f"--{key}"
@@ -131,6 +137,8 @@ def _checked(value: Any, kind: type, item: Field[Any], where: str) -> Any:
             raise RecipeError(f"{where} = {value!r} is not a number") from None
     elif kind is str and isinstance(value, (int, float)) and not isinstance(value, bool):
         value = str(value)
+    elif value is False and "off" in item.metadata.get("choices", ()):  # so YAML 1.1 reads off
+        value = "off"
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise RecipeError(f"{where} = {value!r} is not {_NAMES[kind]}")
     limits = item.metadata

@@ -15,6 +15,7 @@ class RunSection:
     folder: str = ""  # by default ROOT/NAME-TIME; one that holds a run of this recipe is continued
     checkpoint: bool = True  # save the trained weights at the end
     rollouts: str = choice("auto", "always", "never")  # keep them as parquet; auto: where pyarrow is installed
+    diagnose: int = number(0, at_least=0)  # every so many steps say what mismatch does to the gradient; 0: never
     loggers: tuple[str, ...] = words("tensorboard", "wandb")  # besides metrics.jsonl; by default none
 
 

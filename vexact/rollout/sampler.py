@@ -12,7 +12,7 @@ from vexact.errors import BadInput
 from vexact.model.batch import Batch
 from vexact.model.config import ModelConfig
 from vexact.model.draws import Draws
-from vexact.model.ops import token_parts
+from vexact.model.ops import Ops, token_parts
 from vexact.model.pages import Pages
 from vexact.model.policy import Policy
 from vexact.model.rollout import Finish, Rollout
@@ -89,7 +89,8 @@ class Sampler:
             return []
         policy = self.policy
         batch = Batch.of([item.chunk for item in planned], policy.device)
-        hidden = policy.transformer.forward(batch, self.pages, policy.ops)
+        ops = policy.ops.over(batch)
+        hidden = policy.transformer.forward(batch, self.pages, ops)
         for item in planned:
             self.scheduler.computed(item)
         ends = [
@@ -97,7 +98,7 @@ class Sampler:
             for row, item in zip(batch.last_rows().tolist(), planned, strict=True)
             if item.sequence.computed == len(item.sequence.tokens)
         ]
-        return [rollout for drawn in self._draw(hidden, ends) for rollout in self._accept(drawn)]
+        return [rollout for drawn in self._draw(ops, hidden, ends) for rollout in self._accept(drawn)]
 
     def run(self, requests: Iterable[Request], progress: Callable[[int], None] | None = None) -> list[Rollout]:
         """All rollouts of the requests, sorted by (request, sample). progress hears of every finished rollout."""
@@ -111,7 +112,7 @@ class Sampler:
                 progress(len(finished))
         return sorted(rollouts, key=lambda rollout: rollout.id)
 
-    def _draw(self, hidden: Tensor, ends: list[tuple[int, Sequence]]) -> list[_Drawn]:
+    def _draw(self, ops: Ops, hidden: Tensor, ends: list[tuple[int, Sequence]]) -> list[_Drawn]:
         rows: list[int] = []
         sequences: list[Sequence] = []
         for row, sequence in ends:
@@ -120,13 +121,14 @@ class Sampler:
             sequences.extend(family)
         drawn: list[_Drawn] = []
         for part in token_parts(len(rows), self.policy.config.vocab_size):
-            drawn.extend(self._draw_part(hidden, rows[part], sequences[part]))
+            drawn.extend(self._draw_part(ops, hidden, rows[part], sequences[part]))
         return drawn
 
-    def _draw_part(self, hidden: Tensor, rows: list[int], sequences: list[Sequence]) -> Iterable[_Drawn]:
-        ops, device = self.policy.ops, self.policy.device
+    def _draw_part(self, ops: Ops, hidden: Tensor, rows: list[int], sequences: list[Sequence]) -> Iterable[_Drawn]:
+        device = self.policy.device
         distinct, inverse = torch.unique(torch.tensor(rows), return_inverse=True)
-        logits = ops.logits(hidden[distinct.to(device, non_blocking=True)], self.policy.transformer.head)
+        at = distinct.to(device, non_blocking=True)
+        logits = ops.logits(hidden[at], self.policy.transformer.head, distinct)
         if len(distinct) < len(rows):
             logits = logits[inverse.to(device, non_blocking=True)]
         ids, logprobs, finite = ops.draw(logits, Draws.at([sequence.next_draw for sequence in sequences], device))

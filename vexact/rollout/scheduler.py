@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from vexact.errors import BadInput
 from vexact.model.batch import Chunk
 from vexact.model.draws import Address
+from vexact.model.origin import EMPTY, Origin, rolled
 from vexact.model.pages import OutOfPages, Pages, pages_for
 from vexact.rollout.request import Request
 from vexact_kernels import PAGE
@@ -30,6 +31,7 @@ class Sequence:
     computed: int = 0
     cached: int = 0
     siblings: int = 0  # further samples of the request that begin when the prompt is computed
+    state: int = EMPTY  # rolling hash of the computed tokens
 
     @property
     def completion(self) -> list[int]:
@@ -50,8 +52,10 @@ class Planned:
 
     @property
     def chunk(self) -> Chunk:
-        first = self.sequence.computed
-        return Chunk(self.sequence.tokens[first : first + self.length], first, self.sequence.pages)
+        sequence, request = self.sequence, self.sequence.request
+        first = sequence.computed
+        origin = Origin(request.id, sequence.sample, len(request.prompt), sequence.state)
+        return Chunk(sequence.tokens[first : first + self.length], first, sequence.pages, origin)
 
 
 class Scheduler:
@@ -99,7 +103,9 @@ class Scheduler:
 
     def computed(self, planned: Planned) -> None:
         """The chunk's keys and values are in pages now."""
-        planned.sequence.computed += planned.length
+        sequence, end = planned.sequence, planned.sequence.computed + planned.length
+        sequence.state = rolled(sequence.state, sequence.tokens[sequence.computed : end])
+        sequence.computed = end
 
     def fork(self, sequence: Sequence) -> list[Sequence]:
         """The siblings of a sequence whose prompt is computed, sharing its full pages."""
@@ -149,7 +155,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self.preemptions += 1
         self.pages.give_back(sequence.pages)
-        sequence.pages, sequence.computed, sequence.cached = [], 0, 0
+        sequence.pages, sequence.computed, sequence.cached, sequence.state = [], 0, 0, EMPTY
         self.running.remove(sequence)
         self.waiting.appendleft(sequence)
 
@@ -162,4 +168,5 @@ class Scheduler:
             return False
         sibling.pages = self.pages.share(sequence.pages[:full]) + own
         sibling.computed = sibling.cached = sequence.computed
+        sibling.state = sequence.state
         return True

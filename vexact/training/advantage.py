@@ -45,6 +45,8 @@ def advantages_of(
         return whitened(rewards, groups, [1] * len(rewards))
     if name == "batch_token":
         return whitened(rewards, groups, lengths)
+    if name == "reward":
+        return plain(rewards, groups)
     raise ValueError(f"no advantage is called {name}")
 
 
@@ -88,6 +90,17 @@ def whitened(rewards: Sequence[float], groups: Sequence[Hashable], counts: Seque
         divisor = math.sqrt(variance + WHITENING_EPS)
         values = [(reward - mean) / divisor if count else 0.0 for reward, count in zip(rewards, counts, strict=True)]
     return Advantages(torch.tensor(values, dtype=torch.float32), len(members), zero_spread)
+
+
+def plain(rewards: Sequence[float], groups: Sequence[Hashable]) -> Advantages:
+    """A = r, compared with nothing: REINFORCE without a baseline (Williams 1992). With rewards of 1 and 0 only what is
+    right is learned from, and what is wrong not at all.
+
+    groups are only counted. Raises ValueError where a reward is not finite.
+    """
+    members = _members(rewards, groups)
+    zero_spread = sum(len({rewards[index] for index in indices}) == 1 for indices in members.values())
+    return Advantages(torch.tensor(list(rewards), dtype=torch.float32), len(members), zero_spread)
 
 
 def groups_with_spread(rewards: Sequence[float], groups: Sequence[Hashable]) -> set[Hashable]:

@@ -18,7 +18,9 @@ class TrainingBatch:
     [tokens] on the device, sequences behind one another; None where nothing asks for one.
 
     behaviour, old, reference: float32 logprobs, as the sampler recorded them, under the trainer's policy at the start
-    of the step, and under the reference policy. advantage: float32. weight, mask: a remedy's answer, float32 and bool.
+    of the step, and under the reference policy. source: those at the weights that sampled, in the trainer's arithmetic,
+    where these are older; None where they are `old`. advantage: float32. weight, mask: a remedy's answer, float32 and
+    bool.
     """
 
     sequences: Sequence[Scored]
@@ -26,6 +28,7 @@ class TrainingBatch:
     advantage: Tensor
     old: Tensor | None = None
     reference: Tensor | None = None
+    source: Tensor | None = None
     weight: Tensor | None = None
     mask: Tensor | None = None
 

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vexact.model.remedy import Ratios, Weighted
 from vexact.training.functions import mean
-from vexact.training.remedy import Ratios, Weighted
+from vexact.training.lag import no_lag
 from vexact_kernels import Kernels
 
 
@@ -26,11 +27,16 @@ class StepMetrics:
     several updates and π_old is not scored, those of the first), how many have a recomputed log-probability that
     differs from the recorded one in any bit, and the largest difference, at the weights that the step began with.
 
-    loss, grad_norm: mean over updates. ratio_*, clip_fraction, k3, entropy, kl: over all updates' tokens; ratio: the
-    one that the objective clips, to the anchor; kl: the estimate of KL to the reference policy, 0 without one.
+    loss, grad_norm: mean over updates. ratio_*, clip_fraction, k3, entropy, kl, skew_*: over all updates' tokens;
+    ratio: the one that the objective clips, to the anchor; kl: the estimate of KL to the reference policy, 0 without
+    one; skew_*: mean share of the loss beyond that at ratio 1, of tokens with an advantage above, and below, 0.
     clip_factor: the smallest. remedy_weight_*, remedy_ratio_max (before any cap): at the start of the step;
-    remedy_rejected_*: sequences, and tokens, that were not trained because of it, summed over updates. Values of a step
-    without tokens are 0, its ratios and weights 1.
+    remedy_rejected_*: sequences, and tokens, that were not trained because of it, summed over updates. remedy_lr: what
+    it multiplied the learning rate by. ess_*, lag_k3: of `lag.py`, before the first update. centre_weight_*: the
+    weights w_a of centred scores over all updates' tokens, 1 without centring. candidate: whether the weights that the
+    step began with may still be taken back; acceptance_*: of `acceptance.py`, with advantages folded, and not (`raw`),
+    0 where no remedy asks; rollbacks: how often weights were taken back so far. Values of a step without tokens are 0,
+    its ratios and weights 1.
     """
 
     version: int
@@ -53,6 +59,8 @@ class StepMetrics:
     k3: float
     entropy: float
     kl: float
+    skew_positive: float
+    skew_negative: float
     grad_norm: float
     clip_factor: float
     remedy_weight_min: float
@@ -61,6 +69,23 @@ class StepMetrics:
     remedy_ratio_max: float
     remedy_rejected_sequences: int
     remedy_rejected_tokens: int
+    remedy_lr: float
+    ess_token: float
+    ess_token_lognormal: float
+    ess_tokens: int
+    ess_sequence: float
+    ess_sequence_lognormal: float
+    ess_sequences: int
+    lag_k3: float
+    centre_weight_min: float
+    centre_weight_mean: float
+    centre_weight_max: float
+    candidate: int
+    acceptance_token: float
+    acceptance_token_raw: float
+    acceptance_sequence: float
+    acceptance_sequence_raw: float
+    rollbacks: int
 
 
 NO_TOKENS: dict[str, Any] = {
@@ -77,6 +102,8 @@ NO_TOKENS: dict[str, Any] = {
     "k3": 0.0,
     "entropy": 0.0,
     "kl": 0.0,
+    "skew_positive": 0.0,
+    "skew_negative": 0.0,
     "grad_norm": 0.0,
     "clip_factor": 1.0,
     "remedy_weight_min": 1.0,
@@ -85,22 +112,34 @@ NO_TOKENS: dict[str, Any] = {
     "remedy_ratio_max": 1.0,
     "remedy_rejected_sequences": 0,
     "remedy_rejected_tokens": 0,
+    "remedy_lr": 1.0,
+    **no_lag(0, 0),
+    "centre_weight_min": 1.0,
+    "centre_weight_mean": 1.0,
+    "centre_weight_max": 1.0,
+    "candidate": 0,
+    "acceptance_token": 0.0,
+    "acceptance_token_raw": 0.0,
+    "acceptance_sequence": 0.0,
+    "acceptance_sequence_raw": 0.0,
+    "rollbacks": 0,
 }
 
 
 class TokenRecord:
     """Per-token values of an update, filled in micro-batches and measured whole, so that no cut shows in a metric."""
 
-    def __init__(self, behaviour: Tensor) -> None:
-        """behaviour: float32 [tokens], the log-probabilities that sampling left."""
-        self.behaviour = behaviour
+    def __init__(self, behaviour: Tensor, advantage: Tensor) -> None:
+        """behaviour: the log-probabilities that sampling left; advantage: of its rollout. float32 [tokens] each."""
+        self.behaviour, self.advantage = behaviour, advantage
         self.current, self.entropy, self.loss, self.ratio, self.kl = (torch.empty_like(behaviour) for _ in range(5))
         self.clipped, self.finite = (torch.empty_like(behaviour, dtype=torch.bool) for _ in range(2))
+        self.centre = torch.ones_like(behaviour)  # w_a of a centred score
 
     @property
     def columns(self) -> list[Tensor]:
         """What is measured, in a fixed order."""
-        return [self.current, self.entropy, self.loss, self.ratio, self.kl, self.clipped, self.finite]
+        return [self.current, self.entropy, self.loss, self.ratio, self.kl, self.clipped, self.finite, self.centre]
 
 
 @dataclass(frozen=True)
@@ -140,7 +179,7 @@ def _over_tokens(records: Sequence[TokenRecord], kernels: Kernels) -> dict[str, 
         return torch.cat([getattr(record, name) for record in records])
 
     ratio, clipped = column("ratio"), column("clipped")
-    difference = column("current") - column("behaviour")
+    difference, centre = column("current") - column("behaviour"), column("centre")
     return {
         "nonfinite_tokens": int((~column("finite")).sum()),
         "ratio_min": float(ratio.min()),
@@ -149,7 +188,22 @@ def _over_tokens(records: Sequence[TokenRecord], kernels: Kernels) -> dict[str, 
         "k3": float(mean((kernels.exp(difference) - 1.0) - difference, kernels)),
         "entropy": float(mean(column("entropy"), kernels)),
         "kl": float(mean(column("kl"), kernels)),
+        **_skew(ratio, column("advantage"), kernels),
+        "centre_weight_min": float(centre.min()),
+        "centre_weight_mean": float(mean(centre, kernels)),
+        "centre_weight_max": float(centre.max()),
     }
+
+
+def _skew(ratio: Tensor, advantage: Tensor, kernels: Kernels) -> dict[str, float]:
+    """C(r) = −(r − 1)·A of a token is its share of the loss beyond what it would be at r = 1 (arXiv 2605.14220, eq. 5):
+    the mean over tokens with A > 0 and over those with A < 0; 0 of none."""
+    share = -((ratio - 1.0) * advantage)
+    found = {}
+    for name, where in (("positive", advantage > 0), ("negative", advantage < 0)):
+        total = kernels.sum(torch.where(where, share, 0.0))
+        found[f"skew_{name}"] = 0.0 + float(total / where.sum().clamp(min=1).to(total.dtype))
+    return found
 
 
 def measure_mismatch(scored: Tensor, recorded: Tensor) -> dict[str, Any]:
@@ -176,6 +230,17 @@ def measure_remedy(ratios: Ratios, found: Weighted) -> dict[str, float]:
         "remedy_weight_max": float(torch.where(found.kept, weights, -math.inf).max()),
         **largest,
     }
+
+
+def skipped(updates: Sequence[UpdateRecord]) -> str:
+    """Why updates did not move the weights, empty where all of them did."""
+    empty = sum(update.tokens is None for update in updates)
+    broken = sum(update.tokens is not None and not update.moved for update in updates)
+    if broken:
+        return "gradient is not finite" + (f" in {broken} of {len(updates)} updates" if len(updates) > 1 else "")
+    if empty:
+        return "nothing to train" + (f" in {empty} of {len(updates)} updates" if empty < len(updates) else "")
+    return ""
 
 
 def average(values: Sequence[float]) -> float:

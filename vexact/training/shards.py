@@ -25,6 +25,7 @@ from vexact.model.config import ModelConfig
 from vexact.model.gradients import Gradients, lanes_of, stack_of, stack_totals, stream_shapes
 from vexact.model.parameters import stacks, unstack
 from vexact.model.policy import Policy
+from vexact.model.rotary import RotaryTables
 from vexact.ranks import Ranks
 from vexact.training.optimizer import norm_of, squares_of
 from vexact_kernels import LANES, Kernels
@@ -38,6 +39,7 @@ class Shards:
     def __init__(self, config: ModelConfig, kernels: Kernels, ranks: Ranks) -> None:
         self.config, self.kernels, self.ranks = config, kernels, ranks
         self.owners = owners(config, ranks.size)
+        self._rotary = RotaryTables.of(config, kernels.device)  # of all versions: of a small model they take longest
         self._shapes = stream_shapes(config)
         self._bundles = bundles(self._shapes, self.owners)
         self._totals: dict[str, Tensor] = {}
@@ -120,7 +122,7 @@ class Shards:
             self.ranks.broadcast(tensor, self.owners[name])
             return tensor
 
-        return Policy.build(self.config, weights, self.kernels, dtype, version)
+        return Policy.build(self.config, weights, self.kernels, dtype, version, self._rotary)
 
     def collected(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """All ranks' stacks, float32, on rank 0; the others get their own back. Alone: the very same tensors."""

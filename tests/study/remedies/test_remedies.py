@@ -12,17 +12,8 @@ import torch
 from torch import Tensor
 
 from helpers import assert_same_bits, assert_within
-from vexact.recipe import RecipeError, RemedySection
-from vexact.training.remedy import (
-    AfterUpdate,
-    Ratios,
-    Remedy,
-    SequenceRejection,
-    Together,
-    TokenTIS,
-    Weighted,
-    remedy_of,
-)
+from vexact.model.remedy import AfterUpdate, BeforeUpdate, Plain, Ratios, Remedy, Weighted
+from vexact.study.remedies import SequenceRejection, Together, TokenTIS
 from vexact_kernels import load
 
 KERNELS = load()
@@ -131,45 +122,32 @@ def test_token_weights_are_of_the_correction_and_a_rejection_of_what_it_names() 
     assert kept(SequenceRejection(0.5, 2.0), moved) == [True, True]
 
 
-class Asking:
+class Asking(Plain):
     """Weighs nothing and answers as it is told."""
-
-    centre = False
-    every_update = False
 
     def __init__(self, after: AfterUpdate) -> None:
         self.after = after
 
-    def weights(self, ratios: Ratios, mask: Tensor, advantages: Tensor) -> Weighted:
-        return Weighted(torch.ones_like(advantages), mask)
-
-    def before_update(self, metrics: Mapping[str, float]) -> str:
+    def before_update(self, metrics: Mapping[str, float]) -> BeforeUpdate:
         return "discard" if metrics["remedy_ratio_max"] > 2 else "use"
+
+    def lr_scale(self, metrics: Mapping[str, float]) -> float:
+        return 0.5
 
     def after_update(self, metrics: Mapping[str, float]) -> AfterUpdate:
         return self.after
 
 
 def test_remedies_together_discard_if_one_does_and_must_agree_about_the_rest() -> None:
-    pair = Together(TokenTIS(), Asking("sync"))  # type: ignore[arg-type]
+    pair = Together(TokenTIS(), Asking("sync"))
     assert pair.before_update({"remedy_ratio_max": 3.0}) == "discard"
     assert pair.before_update({"remedy_ratio_max": 1.0}) == "use"
     assert pair.after_update({}) == "sync"
     assert Together(TokenTIS(), SequenceRejection(0.5, 2.0)).after_update({}) == "none"
-    with pytest.raises(RuntimeError, match="disagree about what follows a step: rollback, sync"):
-        Together(Asking("sync"), Asking("rollback")).after_update({})  # type: ignore[arg-type]
-
-
-def test_a_recipe_names_its_remedy() -> None:
-    assert remedy_of(RemedySection()) is None
-    tis = remedy_of(RemedySection(token_cap=1.5, token_floor=0.5))
-    assert isinstance(tis, TokenTIS) and (tis.cap, tis.floor) == (1.5, 0.5)
-    rejection = remedy_of(RemedySection(sequence="geometric", sequence_low=0.9, sequence_ratio="current"))
-    assert isinstance(rejection, SequenceRejection)
-    assert (rejection.low, rejection.high, rejection.level, rejection.every_update) == (0.9, 2.0, "geometric", True)
-    both = remedy_of(RemedySection(token_cap=2.0, sequence="product"))
-    assert isinstance(both, Together) and not both.every_update
-    assert [type(remedy) for remedy in both.remedies] == [SequenceRejection, TokenTIS]
+    with pytest.raises(RuntimeError, match="disagree about what follows a step: scale_lr, sync"):
+        Together(Asking("sync"), Asking("scale_lr")).after_update({})
+    assert Together(Asking("sync"), Asking("rollback")).after_update({}) == "rollback"
+    assert Together(Asking("sync"), TokenTIS(), Asking("sync")).lr_scale({}) == 0.25
 
 
 @pytest.mark.parametrize(
@@ -179,11 +157,8 @@ def test_a_recipe_names_its_remedy() -> None:
         (lambda: TokenTIS(1.0, 2.0), "token TIS needs"),
         (lambda: SequenceRejection(2.0, 1.0), "sequence rejection needs"),
         (lambda: SequenceRejection(math.nan, 1.0), "sequence rejection needs"),
-        (lambda: RemedySection(token_cap=1.0, token_floor=2.0), "loss.remedy.token_floor = 2.0 is above"),
-        (lambda: RemedySection(token_floor=0.5), "loss.remedy.token_floor needs a token_cap"),
-        (lambda: RemedySection(sequence_low=3.0), "loss.remedy.sequence_low = 3.0 is above"),
     ],
 )
 def test_bounds_that_cannot_be_met_are_refused(make: type, words: str) -> None:
-    with pytest.raises((ValueError, RecipeError), match=words):
+    with pytest.raises(ValueError, match=words):
         make()

@@ -1,0 +1,123 @@
+"""What mismatch does to the gradient of a step, against gradients that only an exact engine can take.
+
+Of one batch of rollouts, and with REINFORCE's gradient g = mean over tokens of A·s_a, s the score of p_θ as the trainer
+computes it:
+
+- **drift**: mean of A·s̄ with s̄ = Σ_v q_v s_v, which is 0 where the sampler's q is p_θ: what the sampler's side adds
+  whatever the rewards say. Taken as g less the centred gradient, mean of A·(s_a − s̄). Beside its norm the cosine
+  between it and g.
+- **gradient_cosine, gradient_bias**: g against the same of the exact policy on the same batch, and |g − exact| over
+  |exact|. Exactly 1 and 0 where the trainer's side is exact.
+- **noise_projection**: how far the step moved the weights along the noise that the sampler's have, Σ Δθ·δW / |δW|.
+
+Two or three gradient passes more, so only every so many steps. Nothing of it is on the way to a weight: sums of
+products are float64, correctly rounded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from vexact.model.centring import Centres
+from vexact.model.gradients import Gradients
+from vexact.model.policy import Policy, Scored
+from vexact.model.remedy import Centring
+from vexact.model.rollout import Rollout
+from vexact.study.mismatch import Mismatch
+from vexact.training.admission import Source
+from vexact.training.trainer import Trainer
+
+Stacks = Mapping[str, Tensor]
+
+
+class Diagnosis:
+    """Of one step, in one process. mismatch: says along which direction the sampler's weights are off."""
+
+    def __init__(self, trainer: Trainer, mismatch: Mismatch) -> None:
+        self.trainer, self.mismatch = trainer, mismatch
+        self._masters: dict[str, Tensor] = {}
+
+    def before(self, rollouts: Sequence[Rollout], advantages: Tensor, source: Source) -> dict[str, float]:
+        """Measures of the batch, by name. advantages: float32 [rollouts]."""
+        self._masters = {name: master.clone() for name, master in self.trainer.optimizer.masters.items()}
+        return diagnose(self.trainer, rollouts, advantages, source)
+
+    def after(self, sampled_from: Policy) -> dict[str, float]:
+        """Measures of what the step did; none where the weights are not what is disturbed."""
+        direction = self.mismatch.direction(sampled_from)
+        if direction is None:
+            return {}
+        masters = self.trainer.optimizer.masters
+        return {"noise_projection": projection(self._masters, masters, direction)}
+
+
+def diagnose(trainer: Trainer, rollouts: Sequence[Rollout], advantages: Tensor, source: Source) -> dict[str, float]:
+    """Measures by name, before the step's first update. advantages: float32 [rollouts]; in one process only."""
+    pairs = sorted(
+        (
+            (rollout, advantage)
+            for rollout, advantage in zip(rollouts, advantages.tolist(), strict=True)
+            if rollout.completion and rollout.finish != "nonfinite"
+        ),
+        key=lambda pair: pair[0].id,
+    )
+    if not pairs:
+        return {}
+    sequences = [rollout.scored for rollout, _ in pairs]
+    tokens = sum(sequence.rows for sequence in sequences)
+    weights = torch.cat([torch.full((len(r.completion),), -advantage / tokens) for r, advantage in pairs])
+    seen, at_once = trainer.view(trainer.policy), trainer.section.tokens_at_once
+    plain = gradient(seen, sequences, weights, at_once)
+    centred = gradient(seen, sequences, weights, at_once, Centres(Centring(), source.sampler))
+    drift = {name: plain[name].double() - centred[name].double() for name in plain}
+    found = {
+        "drift_norm": norm(drift),
+        "drift_cosine": cosine(drift, plain),
+        "reinforce_norm": norm(plain),
+        "gradient_cosine": 1.0,
+        "gradient_bias": 0.0,
+    }
+    if seen is not trainer.policy:
+        exact = gradient(trainer.policy, sequences, weights, at_once)
+        apart = {name: plain[name].double() - exact[name].double() for name in plain}
+        found["gradient_cosine"] = cosine(plain, exact)
+        found["gradient_bias"] = _ratio(norm(apart), norm(exact))
+    return found
+
+
+def gradient(
+    policy: Policy, sequences: Sequence[Scored], weights: Tensor, at_once: int, centres: Centres | None = None
+) -> dict[str, Tensor]:
+    """Of Σ weight·log p over scored tokens, float32 by stack. weights: float32 [tokens] on the host."""
+    sums = Gradients(policy.config, policy.ops.kernels)
+    for rows, found in policy.gradient_passes(sequences, sums, at_once, centres=centres):
+        found.logprob.backward(weights[rows].to(policy.device))
+    return sums.totals()
+
+
+def projection(before: Stacks, after: Stacks, direction: Stacks) -> float:
+    """How far the weights moved along a direction, in units of the weights."""
+    moved = {name: after[name].double() - before[name].double() for name in direction}
+    return _ratio(dot(moved, direction), norm(direction))
+
+
+def dot(a: Stacks, b: Stacks) -> float:
+    """Over all elements of all stacks, float64."""
+    return math.fsum(float((a[name].double() * b[name].double()).sum()) for name in a)
+
+
+def norm(a: Stacks) -> float:
+    return math.sqrt(dot(a, a))
+
+
+def cosine(a: Stacks, b: Stacks) -> float:
+    """0 where either has no length."""
+    return _ratio(dot(a, b), norm(a) * norm(b))
+
+
+def _ratio(value: float, unit: float) -> float:
+    return value / unit if unit > 0.0 else 0.0

@@ -1,0 +1,1 @@
+"""Mismatch measured and put back. Nothing is imported here: what reads dumps needs no compiled engine."""
