@@ -46,8 +46,8 @@ def generated(run: Run, *argv: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ([], "verify, generate, score, train, eval, fetch, info"),
-        (["nonsense"], "verify, generate, score, train, eval, fetch, info"),
+        ([], "verify, generate, score, train, eval, study, report, compare, calibrate, fetch, info"),
+        (["nonsense"], "verify, generate, score, train, eval, study, report, compare, calibrate, fetch, info"),
         (["verify"], "MODEL"),
         (["verify", "tiny", "--seconds", "soon"], "--seconds"),
         (["verify", "tiny", "--seconds", "0"], "seconds is 0"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -14,9 +15,13 @@ import torch
 
 import vexact_kernels
 from vexact import cli, verify
+from vexact.errors import BadInput
 from vexact.model.checkpoint import save_folder
+from vexact.model.origin import Addresses
 from vexact.model.policy import Policy
 from vexact.model.tiny import tiny_config, tiny_weights
+from vexact.recipe import MismatchSection
+from vexact.study.noise import Noise, Noisy
 from vexact.testing import Comparison, compare_bits
 from vexact.verification import checks, control, mutants, updates
 from vexact.verification.report import as_annotations, as_json, as_junit
@@ -165,6 +170,48 @@ def test_every_mutant_is_caught_where_the_honest_policy_passes(mutant: mutants.M
     assert mutant.run(mutant.make(policy(dtype), verify.MUTANT_SIZES)).differ > 0
 
 
+DISTURBED = [
+    MismatchSection(preset="bf16-moe"),
+    MismatchSection(site="kv", sigma=0.1, persistence="prefix"),
+    MismatchSection(site="weights", sigma=0.02),
+    MismatchSection(site="logits", k3=1e-2, shape="laplace", persistence="sequence"),
+]
+
+
+@pytest.mark.parametrize("section", DISTURBED, ids=verify.described)
+def test_a_disturbed_engine_is_as_repeatable_as_an_exact_one(section: MismatchSection) -> None:
+    exact = policy()
+    subject = Subject(exact, FEW, view=verify.disturbance(section, exact))
+    assert subject.policy is not exact
+    plan = [*checks.forward_plan(exact.ops.kernels, True), *update_plan(exact.ops.kernels, True)]
+    for planned in plan:
+        if not planned.absent and planned.kind not in ("instruction sets", "gradients, instruction sets"):
+            found = planned.run(subject)
+            assert (found.differ, found.compared > 0) == (0, True), planned.name
+    plain = Subject(exact, FEW)
+    moved = compare_bits(checks.recorded(subject.rollouts)[:8], checks.recorded(plain.rollouts)[:8])
+    assert moved.differ
+
+
+def test_noise_of_a_forward_call_is_caught() -> None:
+    """A mutant: numbers from a generator, as an engine's own noise is, and not from an address."""
+
+    class Streamed(Noise):
+        def row_keys(self, site: str, at: Addresses) -> Any:
+            return torch.randint(1 << 62, (len(at.position),)).numpy().view("uint64")
+
+    def view(policy: Policy) -> Policy:
+        noise = Streamed(MismatchSection(site="logits", sigma=0.1), 1, 0.1)
+        return replace(policy, ops=Noisy(policy.ops, noise, policy.config))
+
+    assert checks.sampler_is_scorer(Subject(policy(), FEW, view=view), 1.0).differ
+
+
+def test_what_is_no_disturbance_of_a_forward_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"mismatch\.site = record"):
+        verify.verify("tiny", vexact_kernels.load(), mismatch=MismatchSection(site="record", sigma=0.1))
+
+
 def test_ranks_that_add_up_their_own_lanes_first_are_caught_in_a_whole_step() -> None:
     assert updates.step_on_ranks(Subject(policy(), verify.MUTANT_SIZES), 2).differ == 0
     assert updates.step_on_ranks(mutants.Reducing(policy(), verify.MUTANT_SIZES), 2).differ > 0
@@ -172,7 +219,11 @@ def test_ranks_that_add_up_their_own_lanes_first_are_caught_in_a_whole_step() ->
 
 def test_a_whole_verification_of_a_broken_sampler_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     small_minima(monkeypatch)
-    monkeypatch.setattr(verify, "Subject", partial(mutants.sampler_only, wrap=mutants.OneBit))
+
+    def broken(policy: Policy, sizes: Sizes, view: Any = None) -> Subject:
+        return mutants.sampler_only(policy, sizes, mutants.OneBit)
+
+    monkeypatch.setattr(verify, "Subject", broken)
     result = verify.verify("tiny", policy().ops.kernels, seconds=0.01)
     assert result.exit_code == DIFFERS
     assert result.summary.startswith("verify: DIFFERS, ")

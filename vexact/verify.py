@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,7 +14,10 @@ import torch
 from vexact.errors import BadInput
 from vexact.model.checkpoint import shapes
 from vexact.model.config import ModelConfig
-from vexact.model.policy import Policy
+from vexact.model.policy import TOKENS_AT_ONCE, Policy
+from vexact.model.rollout import Rollout
+from vexact.recipe import MismatchSection
+from vexact.study.mismatch import Mismatch
 from vexact.verification.checks import Planned, forward_plan
 from vexact.verification.control import control
 from vexact.verification.mutants import mutants
@@ -29,7 +33,7 @@ from vexact.verification.result import (
     Line,
     Verification,
 )
-from vexact.verification.subject import Sizes, Subject
+from vexact.verification.subject import Sizes, Subject, itself
 from vexact.verification.updates import update_plan
 from vexact_kernels import Kernels
 
@@ -38,6 +42,7 @@ LOGITS = 1_000_000  # fewest logits compared, each counted once
 SAMPLED_SMALL, SAMPLED_LARGE = 10_000, 1_000  # fewest sampled log-probabilities
 CONTROLLED = 8  # rollouts of the control, each of another prompt
 MUTANT_SIZES = Sizes(requests=8, samples=2, tokens=12, few=8, sequences=2, length=100)
+DOSED = Sizes(requests=16, samples=4, tokens=16, few=8, sequences=1, length=8)  # what a dose is solved on
 SHARE = 0.1  # of the time that the samples compared with their re-scoring may take
 
 
@@ -50,13 +55,15 @@ def verify(
     begin: Callable[[str], None] = lambda name: None,
     done: Callable[[Line], None] = lambda line: None,
     sizes: Sizes | None = None,
+    mismatch: MismatchSection | None = None,
 ) -> Verification:
     """Run every check on `model` (a folder, or `tiny`) in each dtype, by default the checkpoint's own.
 
     seconds: of wall clock for all of it; the checks of every kind, and what the minima need, run in any case. begin
     hears the name of what starts, done the finished line. sizes: how much is sampled and compared, by default what the
-    time affords; less than the minima is inconclusive. Raises ConfigError or CheckpointError (ValueError) on a model
-    that cannot be loaded.
+    time affords; less than the minima is inconclusive. mismatch: verify the engine so disturbed, both sides alike: it
+    must be as repeatable as an exact one. Raises ConfigError or CheckpointError (ValueError) on a model that cannot be
+    loaded.
     """
     if not 0 < seconds < float("inf"):
         raise BadInput(f"seconds is {seconds}, must be a positive number")
@@ -66,13 +73,15 @@ def verify(
     reasons: list[str] = []
     for dtype in dtypes or (None,):
         ends = time.monotonic() + seconds / max(1, len(dtypes))
-        run = _Run(Policy.load(model, kernels, dtype), ends, begin, done, sizes)
+        policy = Policy.load(model, kernels, dtype)
+        run = _Run(policy, ends, begin, done, sizes, disturbance(mismatch, policy))
         checks += run.checks()
         controls.append(run.control())
         reasons += shortfalls(parameter_count(run.policy.config), checks, controls[-1])
         if with_mutants:
             caught += run.mutants()
-    return Verification(str(model), checks, controls, caught, reasons, kernels.name, kernels.profile)
+    name = str(model) if mismatch is None or mismatch.off else f"{model} under {described(mismatch)}"
+    return Verification(name, checks, controls, caught, reasons, kernels.name, kernels.profile)
 
 
 def shortfalls(parameters: int, checks: Sequence[Check], control: Control) -> list[str]:
@@ -109,6 +118,29 @@ def _missing(needed: Sequence[str], compared: Counter[str], ran: Sequence[Check]
     return kinds + [check.name for check in ran if not check.found.compared and check.kind not in kinds]
 
 
+def described(section: MismatchSection) -> str:
+    """What is not as in an exact engine, in the words of a recipe."""
+    exact = MismatchSection()
+    changed = {key: value for key, value in vars(section).items() if value != getattr(exact, key)}
+    return "mismatch " + " ".join(f"{key}={value}" for key, value in changed.items())
+
+
+def disturbance(section: MismatchSection | None, policy: Policy) -> Callable[[Policy], Policy]:
+    """What the section makes of a policy, with the size that it has on this one. Raises BadInput for what is no
+    disturbance of a forward."""
+    if section is None or section.off:
+        return itself
+    if section.actual_site in ("gradients", "record"):
+        raise BadInput(f"mismatch.site = {section.actual_site}: verify disturbs a forward, and that is none")
+    mismatch = Mismatch(replace(section, side="both-shared", start=0, stop=0, ramp=0), seed=0)
+
+    def sampled() -> list[Rollout]:
+        return [r for r in Subject(policy, DOSED).rollouts if r.temperature == 1.0]
+
+    mismatch.begin(policy, sampled, TOKENS_AT_ONCE)
+    return lambda each: mismatch.sampler(each, 0)
+
+
 class _Run:
     """One model in one dtype, until `ends` (monotonic seconds)."""
 
@@ -119,13 +151,14 @@ class _Run:
         begin: Callable[[str], None],
         done: Callable[[Line], None],
         sizes: Sizes | None,
+        view: Callable[[Policy], Policy] = itself,
     ) -> None:
         self.policy, self.ends, self.begin, self.done = policy, ends, begin, done
         self.dtype = str(policy.dtype).removeprefix("torch.")
         if sizes is None:
             self.begin("calibrating")
-            sizes = sizes_for(policy.config, sampling_rate(policy) * max(0.0, ends - time.monotonic()))
-        self.subject = Subject(policy, sizes)
+            sizes = sizes_for(policy.config, sampling_rate(view(policy)) * max(0.0, ends - time.monotonic()))
+        self.subject = Subject(policy, sizes, view=view)
 
     def checks(self) -> list[Check]:
         kernels, small = self.policy.ops.kernels, parameter_count(self.policy.config) < SMALL

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from vexact.commands.arguments import mismatch_override
 from vexact.commands.model import DTYPES, check_writable
+from vexact.errors import BadInput
+from vexact.recipe import load_recipe
 from vexact.verification.report import as_annotations, as_json, as_junit, line, table
 from vexact.verification.result import Line
 from vexact.verify import verify
@@ -25,9 +28,14 @@ def run(args: Verify, kernels: Kernels) -> int:
     for flag, path in (("--json", args.json), ("--junitxml", args.junitxml)):
         if path is not None:
             check_writable(flag, path)
+    section = load_recipe(None, dict(map(mismatch_override, args.mismatch))).mismatch
+    if args.mutants and not section.off:
+        raise BadInput("--mutants: they are broken variants of the exact engine; leave out --mismatch")
     with _Watch.on(console) as watch:
         dtypes = [DTYPES[name] for name in args.dtype]
-        result = verify(args.model, kernels, dtypes, args.seconds, args.mutants, watch.begin, watch.done)
+        result = verify(
+            args.model, kernels, dtypes, args.seconds, args.mutants, watch.begin, watch.done, mismatch=section
+        )
     if console.is_terminal:
         console.print(table(result))
     if args.json is not None:

@@ -195,7 +195,8 @@ def mates(subject: Subject, value: float) -> Comparison:
     rows = embedded(subject, crowd)
     is_mate = torch.cat([torch.full((len(tokens),), tokens is mate) for tokens in crowd]).to(rows.device)
     rows[is_mate] = min(value, torch.finfo(rows.dtype).max)
-    logits = subject.logits_in_cuts(crowd, ALL, ops=Replaced(subject.kernels, rows))
+    ops = subject.policy.ops.around(Replaced(subject.kernels, rows))
+    logits = subject.logits_in_cuts(crowd, ALL, ops=ops)
     return compare_bits(subject.logits_in_cuts(sequences, ALL), logits[~is_mate])
 
 
@@ -226,7 +227,7 @@ def flushed_logits(subject: Subject) -> Comparison:
 def faint_logits(subject: Subject, other: Kernels) -> Comparison:
     """The same activations computed by another implementation."""
     rows = faint_rows(subject)
-    policy = computed_by(subject.policy, other)
+    policy = computed_by(subject, other)
     return compare_bits(logits_of(rows, subject, subject.policy), logits_of(rows, subject, policy))
 
 
@@ -237,13 +238,13 @@ def faint_rows(subject: Subject) -> Tensor:
 
 def logits_of(rows: Tensor, subject: Subject, policy: Policy) -> Tensor:
     """Logits [tokens, V] of the first sequence where its embedding's rows are these."""
-    ops = Replaced(policy.ops.kernels, rows.to(policy.device))
+    ops = policy.ops.around(Replaced(policy.ops.kernels, rows.to(policy.device)))
     return subject.logits_in_cuts(subject.sequences[:1], ALL, policy, ops)
 
 
 def implementation(subject: Subject, other: Kernels) -> Comparison:
     """The same weights computed by another implementation."""
-    policy = computed_by(subject.policy, other)
+    policy = computed_by(subject, other)
     if other.name == "reference":
         tokens = subject.sequences[0][:70]
         expected = subject.logits_in_cuts([tokens], ALL)
@@ -258,10 +259,11 @@ def plain(x: Tensor) -> Tensor:
     return x.masked_fill(x.isnan(), float("nan"))
 
 
-def computed_by(policy: Policy, other: Kernels) -> Policy:
+def computed_by(subject: Subject, other: Kernels) -> Policy:
     """The policy on another implementation."""
+    policy = subject.clean
     stacked = policy.transformer.parameters.stacked(policy.ops.kernels)
-    return Policy.build(policy.config, stacked.pop, other, policy.dtype, policy.version)
+    return subject.view(Policy.build(policy.config, stacked.pop, other, policy.dtype, policy.version))
 
 
 def embedded(subject: Subject, sequences: Sequence[Sequence[int]]) -> Tensor:

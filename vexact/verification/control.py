@@ -6,7 +6,6 @@ check, could not tell an engine that is exact from one that is not.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,16 +15,17 @@ from torch import Tensor
 from vexact.model.parameters import unstack
 from vexact.model.policy import Policy
 from vexact.model.rollout import Rollout
+from vexact.verification.padded import PaddedBatch
 from vexact.verification.result import Control
 
 
-def huggingface(policy: Policy) -> Any:
-    """transformers' model of the policy's config, weights and dtype, in evaluation mode."""
+def huggingface(policy: Policy, dtype: torch.dtype | None = None) -> Any:
+    """transformers' model of the policy's config and weights, in evaluation mode. dtype: by default the policy's."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     raw = {key: value for key, value in policy.config.raw.items() if key != "model_type" and not key.startswith("_")}
     config = AutoConfig.for_model(policy.config.family, **raw)
-    model = AutoModelForCausalLM.from_config(config, dtype=policy.dtype)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype or policy.dtype)
     weights = unstack(policy.config, policy.transformer.parameters.stacked(policy.ops.kernels))
     # A tied head is the embedding, which load_state_dict fills.
     left_over = model.load_state_dict(weights, strict=False)
@@ -51,25 +51,12 @@ def logits_batched(model: Any, rollouts: Sequence[Rollout], steps: int) -> list[
 
     The first forward takes the prompts, each further one a token; `steps` of them. float32 [min(steps, completion), V].
     """
-    from transformers import DynamicCache
-
-    longest = max(len(rollout.prompt) for rollout in rollouts)
     steps = min(steps, max(len(rollout.completion) for rollout in rollouts))
-    pads = [longest - len(rollout.prompt) for rollout in rollouts]
-    prompts = [[0] * pad + list(rollout.prompt) for pad, rollout in zip(pads, rollouts, strict=True)]
-    ids = torch.tensor(prompts).to(model.device)
-    mask = torch.tensor([[0] * pad + [1] * (longest - pad) for pad in pads]).to(model.device)
-    position = (mask.cumsum(1) - 1).clamp(min=0)
+    batch = PaddedBatch(model, [rollout.prompt for rollout in rollouts])
     columns = []
-    # Newer versions of transformers call the argument `cache`, and warn of the old name. It is updated in place.
-    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-    cache = {name: DynamicCache(config=model.config)}
     for step in range(steps):
-        out = model(ids, attention_mask=mask, position_ids=position, use_cache=True, logits_to_keep=1, **cache)
-        columns.append(out.logits[:, -1].float())
-        ids = torch.tensor([[(*rollout.completion, *[0] * steps)[step]] for rollout in rollouts]).to(model.device)
-        mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
-        position = position[:, -1:] + 1
+        columns.append(batch.logits())
+        batch.append([(*rollout.completion, *[0] * steps)[step] for rollout in rollouts])
     rows = torch.stack(columns, 1)
     return [rows[i, : len(rollout.completion)] for i, rollout in enumerate(rollouts)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor
 from vexact.model.batch import Batch, Chunk
 from vexact.model.gradients import Gradients
 from vexact.model.ops import Ops
+from vexact.model.origin import EMPTY, Origin, rolled
 from vexact.model.pages import Pages, pages_for
 from vexact.model.policy import Policy, Scored
 from vexact.model.rollout import Rollout
@@ -62,12 +63,26 @@ class Stepped:
     moments: dict[str, Tensor]
 
 
-class Subject:
-    """A policy that samples and one that scores (the same, unless a mutant says otherwise), and what they gave."""
+def itself(policy: Policy) -> Policy:
+    """The view of an exact engine."""
+    return policy
 
-    def __init__(self, policy: Policy, sizes: Sizes, sampling: Policy | None = None) -> None:
-        self.policy, self.sizes = policy, sizes
-        self.sampling = sampling or policy
+
+class Subject:
+    """A policy that samples and one that scores (the same, unless a mutant says otherwise), and what they gave.
+
+    view: what is verified in the place of any weights, by default they themselves; `clean` is what it looks at.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        sizes: Sizes,
+        sampling: Policy | None = None,
+        view: Callable[[Policy], Policy] = itself,
+    ) -> None:
+        self.clean, self.view, self.policy, self.sizes = policy, view, view(policy), sizes
+        self.sampling = sampling or self.policy
 
     @property
     def kernels(self) -> Kernels:
@@ -125,9 +140,7 @@ class Subject:
     def trained(self) -> list[Scored]:
         """Short rollouts in the order of their ids. More than there are lanes, so that a lane holds several."""
         shortest = sorted(self.rollouts, key=lambda rollout: len(rollout.prompt))[: self.sizes.trained]
-        scored = [
-            as_scored(rollout) for rollout in sorted(shortest, key=lambda rollout: rollout.id) if rollout.completion
-        ]
+        scored = [rollout.scored for rollout in sorted(shortest, key=lambda rollout: rollout.id) if rollout.completion]
         return [replace(each, tokens=each.tokens[: each.first + self.sizes.trained_tokens]) for each in scored]
 
     @cached_property
@@ -145,18 +158,18 @@ class Subject:
         moments are then those of the stacks that it owns.
         """
         self.__dict__.pop("gradients", None)  # Make room: as large as the masters, and a trainer is five times that.
-        stacked = self.policy.transformer.parameters.stacked(self.kernels)
+        stacked = self.clean.transformer.parameters.stacked(self.kernels)
         shards = self.shards(ranks or Ranks())
         masters = {name: tensor.to(torch.float32, copy=True) for name, tensor in stacked.items() if shards.owns(name)}
         del stacked
         section = OptimizerSection(lr=LEARNING_RATE, tokens_at_once=tokens_at_once)
-        trainer = Trainer(self.policy, masters, optimizer=section)
-        trainer.shards = shards
+        trainer = Trainer(self.clean, masters, optimizer=section)
+        trainer.shards, trainer.view, trainer.accepts = shards, self.view, {self.policy.digest}
         advantages = torch.tensor([(-1.0) ** i * (1 + i % 3) / 2 for i in order])
         trainer.step(self.arriving(order), advantages)
         if trainer.policy.version == self.policy.version:
             return None
-        return Stepped(trainer.policy, trainer.optimizer.first)
+        return Stepped(self.view(trainer.policy), trainer.optimizer.first)
 
     def shards(self, ranks: Ranks) -> Shards:
         return Shards(self.policy.config, self.kernels, ranks)
@@ -199,7 +212,7 @@ class Subject:
 
     def rescore(self, rollouts: Sequence[Rollout], tokens_at_once: int = 4096, policy: Policy | None = None) -> Tensor:
         """float32 [completion tokens of all rollouts]: what training computes."""
-        return (policy or self.policy).logprobs([as_scored(rollout) for rollout in rollouts], tokens_at_once).logprob
+        return (policy or self.policy).logprobs([rollout.scored for rollout in rollouts], tokens_at_once).logprob
 
     def logits_in_cuts(
         self,
@@ -220,9 +233,13 @@ class Subject:
         parts: list[list[Tensor]] = [[] for _ in sequences]
         for first in range(0, longest, size):
             members = [i for i, tokens in enumerate(sequences) if first < len(tokens)]
-            cut = [Chunk(sequences[i][first : first + size], first, tables[i]) for i in members]
+            cut = [
+                Chunk(tokens[first : first + size], first, tables[i], Origin(state=rolled(EMPTY, tokens[:first])))
+                for i, tokens in ((i, sequences[i]) for i in members)
+            ]
             batch = Batch.of(cut, policy.device)
-            logits = ops.logits(policy.transformer.forward(batch, pages, ops), policy.transformer.head)
+            over = ops.over(batch)
+            logits = over.logits(policy.transformer.forward(batch, pages, over), policy.transformer.head)
             for i, rows in zip(members, logits.split(batch.chunks.start.diff().tolist()), strict=True):
                 parts[i].append(rows)
         return torch.cat([rows for part in parts for rows in part])
@@ -277,8 +294,3 @@ class Replaced(Ops):
 
     def embed(self, tokens: Tensor, weight: Any) -> Tensor:
         return self._rows
-
-
-def as_scored(rollout: Rollout) -> Scored:
-    """The rollout as training sees it."""
-    return Scored(rollout.tokens, len(rollout.prompt), rollout.temperature)

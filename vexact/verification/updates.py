@@ -120,7 +120,7 @@ def faint_gradients(subject: Subject, other: Kernels) -> Comparison:
     if not sequences:
         return Comparison()
     faint = subject.direction(sequences, FAINT)
-    policy = computed_by(subject.policy, other)
+    policy = computed_by(subject, other)
     return same_tensors(
         subject.gradients_of(sequences, ALL, faint), subject.gradients_of(sequences, ALL, faint, policy)
     )
@@ -130,7 +130,7 @@ def gradients_on(subject: Subject, other: Kernels) -> Comparison:
     """Another implementation; of the reference, a very short step."""
     if not subject.trained:
         return Comparison()
-    policy = computed_by(subject.policy, other)
+    policy = computed_by(subject, other)
     if other.name != "reference":
         return same_tensors(subject.gradients, subject.gradients_of(subject.trained, ALL, policy=policy))
     short = min(subject.trained, key=lambda scored: len(scored.tokens))
