@@ -27,7 +27,7 @@ dry_run = $(findstring n,$(firstword -$(MAKEFLAGS)))
 reason = $(shell sed -nE -e 's/^ERROR: (Cannot install|Could not .* requirement) ([^ ;]+).*/: no \2 to be had/p' \
   -e 's/^ *(.*[0-9]: (fatal )?error: .*)/: \1/p' $(log) | head -n 1)
 
-.PHONY: help setup run test check bench clean
+.PHONY: help setup run study test check bench clean
 help:  ## show this list
 	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 14
 
@@ -38,6 +38,11 @@ run: .venv/.ready  ## fetch a real model, verify it, compare it with transformer
 	.venv/bin/vexact verify $(MODEL) --dtype bfloat16 --seconds 60
 	.venv/bin/python benchmarks/headline.py --to runs/headline.json
 	.venv/bin/vexact train recipes/smollm2_chain_sum.yaml --steps 5
+
+study: .venv/.ready  ## what mismatch, lag and remedies do: a small study and its report, within ten minutes on two cores
+	.venv/bin/pytest -q tests/study/test_enumeration.py
+	.venv/bin/vexact study studies/smoke.yaml
+	.venv/bin/vexact report runs/smoke --output runs/smoke/report.html
 
 test: .venv/.ready  ## every test
 	.venv/bin/pytest -q

@@ -1,0 +1,247 @@
+"""Each rule gives each verdict where it should, on runs that were made up for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from vexact.experiments.claims import (
+    CONFIRMED,
+    INCONCLUSIVE,
+    NOT_TESTABLE,
+    OPPOSITE,
+    RULES,
+    Always,
+    AtMost,
+    Best,
+    DoseResponse,
+    EqualBits,
+    Gap,
+    Order,
+    Together,
+)
+from vexact.experiments.evidence import ArmEvidence, Evidence
+from vexact.experiments.gaps import gaps, null_band
+
+NOISE = (-0.04, -0.02, 0.0, 0.01, 0.03, 0.02)
+
+
+def around(value: float, seeds: int = 6) -> list[float | None]:
+    return [value + NOISE[i % len(NOISE)] for i in range(seeds)]
+
+
+def arm(
+    name: str, values: Sequence[float | None], role: str = "arm", endpoint: str = "late_trainer", **more: Any
+) -> ArmEvidence:
+    return ArmEvidence(name, role, range(len(values)), {endpoint: values}, **more)
+
+
+def evidence(*arms: ArmEvidence) -> Evidence:
+    return Evidence({each.name: each for each in arms})
+
+
+EXACT = arm("exact", around(0.8), "exact")
+NULL = arm("other draws", around(0.77), "null")
+
+
+def test_a_gap_counts_only_outside_the_null_arms() -> None:
+    below = arm("sampler", around(0.6))
+    low, high = null_band(evidence(EXACT, NULL), "late_trainer")
+    assert low == pytest.approx(-0.03) and high == 0.0
+    found = gaps(evidence(EXACT, NULL, below), "sampler", "late_trainer")
+    assert found.sign(found.of["sampler"]) == -1
+    wide = arm("flipped", around(0.55), "null")  # chance alone does as much
+    found = gaps(evidence(EXACT, wide, below), "sampler", "late_trainer")
+    assert found.sign(found.of["sampler"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "expect", "verdict"),
+    [
+        (0.5, "lower", CONFIRMED), (0.8, "lower", INCONCLUSIVE), (1.0, "lower", OPPOSITE),
+        (1.0, "higher", CONFIRMED), (0.5, "higher", OPPOSITE),
+        (0.8, "none", CONFIRMED), (0.5, "none", OPPOSITE), (0.75, "none", CONFIRMED), (0.68, "none", OPPOSITE),
+    ],
+)  # fmt: skip
+def test_a_gap_is_judged_by_its_sign(value: float, expect: str, verdict: str) -> None:
+    rule = Gap("sampler", expect=expect)
+    assert rule.judge(evidence(EXACT, NULL, arm("sampler", around(value)))).verdict == verdict
+
+
+def test_no_difference_is_not_shown_by_an_interval_that_is_wide() -> None:
+    loose = arm("sampler", [0.5, 1.1, 0.6, 1.0, 0.9, 0.7])
+    assert Gap("sampler", expect="none").judge(evidence(EXACT, NULL, loose)).verdict == INCONCLUSIVE
+
+
+def test_few_seeds_give_numbers_and_no_verdict() -> None:
+    few = [arm("exact", around(0.8, 4), "exact"), arm("sampler", around(0.1, 4))]
+    for rule in (Gap("sampler"), AtMost("sampler", "late_trainer", 1.0), Order("sampler, exact", "late_trainer")):
+        found = rule.judge(evidence(*few))
+        assert found.verdict == INCONCLUSIVE and found.numbers["seeds"] == 4
+
+
+def test_all_and_any_of_several_arms() -> None:
+    arms = evidence(EXACT, NULL, arm("s 1", around(0.8)), arm("s 2", around(0.4)))
+    assert Gap("s *", which="all").judge(arms).verdict == INCONCLUSIVE
+    assert Gap("s *", which="any").judge(arms).verdict == CONFIRMED
+
+
+def test_a_gap_to_another_arm_keeps_the_null_band_of_the_exact_one() -> None:
+    arms = evidence(EXACT, NULL, arm("dlc", around(0.6)), arm("resync", around(0.6)))
+    found = Gap("resync", against="dlc", expect="none").judge(arms)
+    assert found.verdict == CONFIRMED
+    assert found.numbers["null_band"][0] == pytest.approx(-0.03)
+
+
+def test_what_nobody_measured_is_not_testable() -> None:
+    bare = evidence(EXACT, arm("sampler", around(0.5)))
+    for rule in (
+        Gap("sampler", endpoint="drift"),
+        Always("sampler", "delta_max"),
+        AtMost("sampler", "drift", 1.0),
+        Order("sampler, exact", "drift"),
+        EqualBits("sampler", "nobody"),
+        Together("sampler"),
+        DoseResponse("sampler", "exact"),
+        Best("sampler", "nobody", "sampler"),
+    ):
+        assert rule.judge(bare).verdict == NOT_TESTABLE, rule
+
+
+def printed(name: str, *prints: str) -> ArmEvidence:
+    return ArmEvidence(name, "arm", range(len(prints)), {}, prints)
+
+
+def test_bits_are_equal_or_not_and_one_seed_is_enough() -> None:
+    off, same, other = printed("off", "a", "b"), printed("zero", "a", "b"), printed("torch", "a", "c")
+    arms = evidence(off, same, other)
+    assert EqualBits("zero", "off").judge(arms).verdict == CONFIRMED
+    found = EqualBits("torch", "off").judge(arms)
+    assert found.verdict == OPPOSITE and found.numbers["different"] == ["torch, seed 1"]
+    assert EqualBits("torch", "off", "different").judge(arms).verdict == OPPOSITE  # seed 0 is equal
+    assert EqualBits("torch", "off", "different").judge(evidence(off, printed("torch", "x", "y"))).verdict == CONFIRMED
+
+
+def test_a_value_is_always_there_or_never() -> None:
+    arms = evidence(arm("exact", [0.0, 0.0], endpoint="delta_max"), arm("torch", [0.0, 1e-7], endpoint="delta_max"))
+    assert Always("exact", "delta_max").judge(arms).verdict == CONFIRMED
+    assert Always("torch", "delta_max").judge(arms).verdict == OPPOSITE
+    assert Always("torch", "delta_max", expect="none").judge(arms).verdict == OPPOSITE
+    late = arm("late", [80, None], endpoint="parted")
+    assert Always("late", "parted", 80.0).judge(evidence(late)).verdict == OPPOSITE
+
+
+def doses(side: str, by_dose: Mapping[float, float]) -> list[ArmEvidence]:
+    return [arm(f"{side} {d:g}", around(v), overrides={"mismatch.k3": d}) for d, v in by_dose.items()]
+
+
+RESPONSE = DoseResponse("sampler *", "shared *")
+FLAT = doses("shared", {0.001: 0.8, 0.01: 0.79, 0.1: 0.78})
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ((0.8, 0.7, 0.3), CONFIRMED),
+        ((0.8, 0.8, 0.79), INCONCLUSIVE),
+        ((0.8, 0.85, 1.0), OPPOSITE),
+        ((0.3, 0.75, 0.5), INCONCLUSIVE),  # harm, but less of it at ten times the dose
+    ],
+)
+def test_harm_must_grow_with_the_dose(values: tuple[float, ...], verdict: str) -> None:
+    treated = doses("sampler", dict(zip((0.001, 0.01, 0.1), values, strict=True)))
+    assert RESPONSE.judge(evidence(EXACT, NULL, *FLAT, *treated)).verdict == verdict
+
+
+def test_noise_that_harms_on_both_sides_alike_is_no_harm_of_mismatch() -> None:
+    """Against the exact arm it would be: the placebo is what tells them apart."""
+    low = {0.001: 0.8, 0.01: 0.6, 0.1: 0.3}
+    found = RESPONSE.judge(evidence(EXACT, NULL, *doses("shared", low), *doses("sampler", low)))
+    assert found.verdict == INCONCLUSIVE
+    assert Gap("sampler 0.1").judge(evidence(EXACT, NULL, *doses("sampler", low))).verdict == CONFIRMED
+
+
+def reached(name: str, first: Sequence[int | None], second: Sequence[int | None]) -> ArmEvidence:
+    ends: dict[str, list[float | None]] = {
+        "ess_below_half": list(first),
+        "collapse_step": list(second),
+        "ess_min": [0.1] * len(first),
+    }
+    return ArmEvidence(name, "arm", range(len(first)), ends)
+
+
+def test_collapse_that_follows_the_effective_sample() -> None:
+    early = reached("a", [5, 10, 20, 40, 80, 90, 100, 110], [20, 30, 50, 60, 100, 120, 130, 140])
+    assert Together("a").judge(evidence(early)).verdict == CONFIRMED
+    late = reached("a", [5, 10, 20, 40, 80, 90, 100, 110], [140, 130, 120, 100, 60, 50, 30, 20])
+    assert Together("a").judge(evidence(late)).verdict == OPPOSITE
+
+
+def test_runs_that_did_not_reach_both_are_counted_and_not_correlated() -> None:
+    some = reached("a", [5, 10, None, None], [20, None, 50, None])
+    found = Together("a").judge(evidence(some))
+    assert found.verdict == INCONCLUSIVE
+    assert (found.numbers["both"], found.numbers["ess_below_half_only"], found.numbers["collapse_step_only"]) == (
+        1,
+        1,
+        1,
+    )
+    assert Together("a").judge(evidence(reached("a", [5], [None]))).verdict == NOT_TESTABLE
+
+
+def test_an_order_is_that_of_the_names() -> None:
+    a, b, c = arm("a", around(0.1)), arm("b", around(0.5)), arm("c", around(0.5))
+    assert Order("a, b", "late_trainer").judge(evidence(a, b)).verdict == CONFIRMED
+    assert Order("b, a", "late_trainer").judge(evidence(a, b)).verdict == OPPOSITE
+    assert Order("b, c", "late_trainer").judge(evidence(b, c)).verdict == INCONCLUSIVE
+
+
+@pytest.mark.parametrize(
+    ("best", "other", "untreated", "verdict"),
+    [
+        (0.78, 0.5, 0.3, CONFIRMED),
+        (0.5, 0.79, 0.3, OPPOSITE),  # it mends, but another one comes nearer
+        (0.2, 0.3, 0.4, OPPOSITE),
+        (0.78, 0.79, 0.3, INCONCLUSIVE),  # no telling which is nearer
+        (0.8, 0.8, 0.8, NOT_TESTABLE),  # nothing was to be mended
+    ],
+)
+def test_the_best_remedy(best: float, other: float, untreated: float, verdict: str) -> None:
+    arms = evidence(
+        EXACT, NULL, arm("r dlc", around(best)), arm("r tis", around(other)), arm("r none", around(untreated))
+    )
+    found = Best("r *", "r dlc", "r none").judge(arms)
+    assert found.verdict == verdict
+    assert found.numbers["ranking"] == sorted(
+        found.numbers["gaps"], key=lambda name: abs(found.numbers["gaps"][name]["value"])
+    )
+
+
+def test_a_bound_is_kept_or_broken() -> None:
+    arms = evidence(arm("a", around(1.5)))
+    verdicts = [AtMost("a", "late_trainer", bound).judge(arms).verdict for bound in (2.0, 1.5, 1.0)]
+    assert verdicts == [CONFIRMED, INCONCLUSIVE, OPPOSITE]
+
+
+def test_every_rule_says_itself_in_words() -> None:
+    given: dict[str, Any] = {
+        "arms": "a",
+        "against": "b",
+        "placebo": "b",
+        "best": "a",
+        "untreated": "b",
+        "endpoint": "drift",
+        "bound": 2.0,
+    }
+    for kind in RULES.values():
+        needed = {name: given[name] for name in given if name in kind.__dataclass_fields__}
+        assert len(kind(**needed).text()) > 20
+
+
+def test_a_step_that_was_not_reached_is_later_than_all_steps() -> None:
+    late = arm("a", [3, None], endpoint="collapse_step")
+    assert late.values("collapse_step") == [3.0, math.inf]
+    assert gaps(evidence(EXACT, late), "a", "collapse_step").of == {}

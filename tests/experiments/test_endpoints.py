@@ -1,0 +1,107 @@
+"""What is read off a run's metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vexact.experiments.endpoints import (
+    NAMES,
+    collapse_step,
+    ess_of,
+    evaluations,
+    fingerprints,
+    measure,
+    parted,
+    smoothed,
+    syncs,
+)
+
+
+def line(step: int, **values: Any) -> dict[str, Any]:
+    return {"step": step, "tokens": 100, "remedy_rejected_tokens": 0, "mismatch_max": 0.0, "mismatch_tokens": 0,
+            "tim/k3": 0.0, "grad_norm": 1.0, "entropy": 0.5, "reward_mean": 0.4, "sampler_version": step, "lag": 0,
+            "seconds": 0.5, "fingerprint": f"f{step}", **values}  # fmt: skip
+
+
+def points(*values: float, every: int = 10) -> list[tuple[int, float]]:
+    return [(i * every, value) for i, value in enumerate(values)]
+
+
+def test_the_endpoints_of_a_run_are_those_that_its_lines_hold() -> None:
+    before = {"step": -1, "eval_success": 0.5, "eval_sampler_success": 0.5}
+    steps = [
+        line(0, **{"tim/k3": 1e-3}),
+        line(1, **{"tim/k3": 4e-3, "mismatch_max": 0.7, "mismatch_tokens": 9, "remedy_rejected_tokens": 50}),
+        line(2, **{"tim/k3": 2e-3, "eval_success": 0.8, "eval_sampler_success": 0.6, "grad_norm": 3.0}),
+    ]
+    found = measure([before, *steps], tail=1)
+    assert set(found) | {"parted", "kl_to_exact", "js_to_exact"} == set(NAMES)
+    assert (found["final_trainer"], found["final_sampler"], found["late_trainer"]) == (0.8, 0.6, 0.8)
+    assert found["peak_trainer"] == pytest.approx(0.65)
+    assert (found["k3_start"], found["k3_median"], found["k3_max"]) == (1e-3, 2e-3, 4e-3)
+    assert (found["delta_max"], found["mismatch_tokens"], found["grad_norm_max"]) == (0.7, 9, 3.0)
+    assert found["kept"] == pytest.approx(1.0 - 50 / 300)
+    assert (found["syncs"], found["seconds"]) == (2, 1.5)
+    assert found["collapse_step"] is found["ess_below_half"] is found["drift"] is None
+
+
+def test_a_run_without_evaluations_or_steps_has_no_such_endpoints() -> None:
+    found = measure([line(0, entropy=None)])
+    assert found["final_trainer"] is found["peak_trainer"] is found["entropy_end"] is None
+    assert measure([])["delta_max"] is None
+
+
+def test_late_success_is_the_mean_of_the_last_evaluations() -> None:
+    lines = [line(i, eval_success=float(i)) for i in range(6)]
+    assert measure(lines, tail=2)["late_trainer"] == 4.5
+    assert evaluations([{"step": -1, "eval_success": 0.25}], "eval_success") == [(0, 0.25)]
+
+
+def test_smoothing_looks_back_and_never_ahead() -> None:
+    assert [value for _, value in smoothed(points(0.0, 3.0, 6.0, 9.0))] == [0.0, 1.5, 3.0, 6.0]
+
+
+def test_a_run_that_falls_for_good_collapses_where_it_fell() -> None:
+    assert collapse_step(points(0.8, 0.8, 0.8, 0.1, 0.1, 0.1, 0.1, 0.1)) == 40
+
+
+def test_a_dip_that_is_made_good_is_no_collapse() -> None:
+    dip = points(0.8, 0.8, 0.8, 0.0, 0.0, 0.8, 0.8, 0.8)
+    assert any(value < 0.4 for _, value in smoothed(dip)[3:5])
+    assert collapse_step(dip) is None
+
+
+def test_two_dips_far_apart_are_not_one_long_fall() -> None:
+    assert collapse_step(points(0.8, 0.8, 0.8, 0.0, 0.0, 0.8, 0.8, 0.8, 0.0, 0.0, 0.8, 0.8)) is None
+
+
+def test_a_run_that_rises_from_little_has_not_collapsed_before() -> None:
+    """Its peak is the one so far: of the whole run's, the beginning would lie below half."""
+    assert collapse_step(points(0.1, 0.1, 0.1, 0.1, 0.8, 0.8, 0.8)) is None
+
+
+def test_a_fall_just_before_the_end_is_not_seen_through() -> None:
+    falling = [0.8, 0.8, 0.8, 0.0, 0.0, 0.0]
+    assert collapse_step(points(*falling)) is None
+    assert collapse_step(points(*falling, 0.0)) == 40
+
+
+def test_the_effective_sample_is_the_lags_own_where_it_was_measured() -> None:
+    measured = line(3, lag=2, lag_k3=0.1, ess_sequence=0.4, **{"rollout_corr/chi2_seq": 9.0})
+    unasked = line(4, lag=3, lag_k3=0.0, ess_sequence=1.0, **{"rollout_corr/chi2_seq": 3.0})
+    fresh = line(5, lag=0, **{"rollout_corr/chi2_seq": 3.0})
+    assert ess_of([measured, unasked, fresh]) == [(3, 0.4), (4, 0.25), (5, 1.0)]
+    assert measure([fresh, measured])["ess_below_half"] == 3
+
+
+def test_syncs_are_changes_of_the_weights_that_sample() -> None:
+    assert syncs([line(step, sampler_version=version) for step, version in enumerate([0, 0, 2, 2, 4])]) == 2
+    assert syncs([{"step": 0}]) is None
+
+
+def test_two_runs_part_at_the_first_step_whose_weights_differ() -> None:
+    a = fingerprints([line(0), line(1), line(2)])
+    assert parted(a, {**a, 1: "other", 2: "other"}) == 1
+    assert parted(a, a) is None

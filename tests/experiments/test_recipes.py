@@ -1,0 +1,109 @@
+"""What names a run, and what arms share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from vexact.experiments import StudyError, load_study
+from vexact.experiments.recipes import Job, digest_of, kept_keys, plan
+from vexact.recipe import CheckpointSection, ModelSection, Recipe, RunSection, SyncSection
+from vexact_kernels import Kernels, load
+
+TINY = Recipe(model=ModelSection("tiny-modsum"))
+BASE = {
+    "model": {"path": "tiny-modsum"},
+    "task": {"name": "modsum", "held_out": 0.1},
+    "warm_start": {"steps": 4, "until": 0.9},
+    "eval": {"items": 5},
+}
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Kernels:
+    return load()
+
+
+def planned(folder: Path, kernels: Kernels, arms: list[dict[str, Any]], **content: Any) -> tuple[list[Job], list[Job]]:
+    path = folder / "made.yaml"
+    path.write_text(yaml.safe_dump({"recipe": BASE, "arms": arms, **content}))
+    return plan(load_study(path), folder / "out", kernels)
+
+
+def test_a_digest_names_the_bits_of_a_run_and_nothing_else(kernels: Kernels) -> None:
+    name = digest_of(TINY, kernels)
+    same = replace(TINY, name="x", run=RunSection(root="y"), checkpoint=CheckpointSection(every=9), device="cuda")
+    assert digest_of(same, kernels) == name
+    assert digest_of(replace(TINY, sampling=replace(TINY.sampling, running=3)), kernels) == name
+    others = [
+        digest_of(replace(TINY, seed=1), kernels),
+        digest_of(replace(TINY, steps=6), kernels),
+        digest_of(replace(TINY, sync=SyncSection(2)), kernels),
+        digest_of(replace(TINY, model=ModelSection("tiny-modsum", "bfloat16")), kernels),
+        digest_of(TINY, kernels, "a start"),
+    ]
+    assert len({name, *others}) == 6
+    assert len(name) == 16
+    # What can be read off a run is part of its name: its bits are not changed by it.
+    assert digest_of(replace(TINY, run=RunSection(diagnose=5)), kernels) != name
+
+
+def test_a_key_at_its_default_is_no_part_of_it() -> None:
+    """So a key that a later version adds renames no run."""
+    assert kept_keys(Recipe()) == {}
+    assert kept_keys(replace(TINY, steps=6)) == {"steps": 6, "model.path": "tiny-modsum"}
+
+
+def test_arms_share_a_start_unless_they_differ_in_what_it_learns(tmp_path: Path, kernels: Kernels) -> None:
+    arms: list[dict[str, Any]] = [
+        {"name": "exact", "role": "exact"},
+        {"name": "lr", "overrides": {"optimizer.lr": 1e-2}},
+        {"name": "noise", "overrides": {"mismatch.site": "logits", "mismatch.sigma": 0.1, "sync.every": 4}},
+        {"name": "dtype", "overrides": {"model.dtype": "bfloat16"}},
+        {"name": "flips", "overrides": {"task.reward.flip": 0.3}},
+        {"name": "task", "overrides": {"task.options.modulus": 7}},
+    ]
+    starts, runs = planned(tmp_path, kernels, arms, seeds=2)
+    of = {job.arm: job.recipe.model.path for job in runs}
+    assert len(starts) == 2 and len(runs) == 12
+    assert len({of[name] for name in ("exact", "lr", "noise", "dtype", "flips")}) == 1
+    assert of["task"] != of["exact"]
+    assert {job.recipe.warm_start.steps for job in runs} == {0}
+    assert [(job.recipe.steps, job.recipe.sync.every, job.recipe.mismatch.off) for job in starts] == [(0, 1, True)] * 2
+
+
+def test_a_start_may_be_one_a_seed(tmp_path: Path, kernels: Kernels) -> None:
+    arms: list[dict[str, Any]] = [
+        {"name": "exact", "role": "exact"},
+        {"name": "other", "role": "null", "seed_offset": 9},
+    ]
+    assert len(planned(tmp_path, kernels, arms, seeds=3)[0]) == 1
+    assert len(planned(tmp_path, kernels, arms, seeds=3, warm_start="per_seed")[0]) == 6
+
+
+def test_arms_that_come_to_the_same_share_runs_unless_one_shows_what_chance_does(
+    tmp_path: Path, kernels: Kernels
+) -> None:
+    exact: dict[str, Any] = {"name": "exact", "role": "exact"}
+    twin: dict[str, Any] = {"name": "twin", "overrides": {"sync.every": 1}}
+    _, runs = planned(tmp_path, kernels, [exact, twin])
+    assert runs[0].digest == runs[1].digest
+    with pytest.raises(StudyError, match="arm twin with seed 0 is a run of arm exact"):
+        planned(tmp_path, kernels, [exact, {**twin, "role": "null"}])
+    near: dict[str, Any] = {"name": "near", "role": "null", "seed_offset": 1}
+    with pytest.raises(StudyError, match="is a run of arm"):
+        planned(tmp_path, kernels, [exact, near], seeds=2)
+
+
+def test_rollouts_stay_of_the_first_seed_of_each_arm_by_default(tmp_path: Path, kernels: Kernels) -> None:
+    arms: list[dict[str, Any]] = [{"name": "a"}, {"name": "b", "overrides": {"delay": 1}}]
+    kept = {
+        seeds: [job.recipe.run.rollouts == "always" for job in planned(
+            tmp_path, kernels, arms, seeds=2, rollouts={"seeds": seeds})[1]]
+        for seeds in ("first", "all", "none")
+    }  # fmt: skip
+    assert kept == {"first": [True, True, False, False], "all": [True] * 4, "none": [False] * 4}

@@ -1,0 +1,40 @@
+"""What claims are judged on: each arm's endpoints, a value a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vexact.experiments.endpoints import STEPS
+
+
+@dataclass(frozen=True)
+class ArmEvidence:
+    """Of one arm. endpoints: name → a value for each finished run; seeds and fingerprints (sha256 of the weights at the
+    end) in the same order. overrides: dotted keys."""
+
+    name: str
+    role: str
+    seeds: Sequence[int]
+    endpoints: Mapping[str, Sequence[float | None]]
+    fingerprints: Sequence[str] = ()
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    def values(self, endpoint: str) -> list[float]:
+        """Of the runs that have one; for a step, the runs that did not reach it count as infinitely late."""
+        given = self.endpoints.get(endpoint, [])
+        if endpoint in STEPS:
+            return [math.inf if value is None else float(value) for value in given]
+        return [float(value) for value in given if value is not None]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Of a study: arms by name."""
+
+    arms: Mapping[str, ArmEvidence]
+
+    def of_role(self, role: str) -> list[ArmEvidence]:
+        return [arm for arm in self.arms.values() if arm.role == role]

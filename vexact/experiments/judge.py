@@ -1,0 +1,61 @@
+"""From claims in a study file to verdicts."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from vexact.experiments.claims import RULES, WORDS, Rule
+from vexact.experiments.endpoints import NAMES
+from vexact.experiments.evidence import Evidence
+from vexact.experiments.study import ClaimSpec, Study, StudyError
+from vexact.tasks.options import options_of
+
+PATTERNS = ("arms", "against", "placebo", "best", "untreated")
+ENDPOINTS = ("endpoint", "first", "second")
+
+
+def rule_of(claim: ClaimSpec, where: str = "claims") -> Rule:
+    """The rule with its parameters. Raises TaskError or StudyError naming the parameter."""
+    here = f"{where}: claim {claim.id}"
+    kind = RULES[claim.rule]
+    for item in fields(kind):
+        if item.name not in claim.parameters and item.default is item.default_factory:
+            raise StudyError(f"{here}: rule {claim.rule} needs {item.name}")
+    rule: Rule = options_of(kind, claim.parameters, here)
+    return rule
+
+
+def check_claim(claim: ClaimSpec, study: Study) -> None:
+    """Raises StudyError for arms that are not there, endpoints and words that are not known."""
+    rule: Any = rule_of(claim, study.file)
+    here = f"{study.file}: claim {claim.id}"
+    for name in PATTERNS:
+        pattern = getattr(rule, name, "")
+        if pattern and not study.matching(pattern):
+            raise StudyError(f"{here}: {name} = {pattern!r} matches no arm")
+    for name in ENDPOINTS:
+        endpoint = getattr(rule, name, NAMES[0])
+        if endpoint not in NAMES:
+            raise StudyError(f"{here}: {name} = {endpoint} is not one of {', '.join(NAMES)}")
+    for (of, name), known in WORDS.items():
+        if of == claim.rule and getattr(rule, name) not in known:
+            raise StudyError(f"{here}: {name} = {getattr(rule, name)} is not one of {', '.join(known)}")
+
+
+def judged(study: Study, evidence: Evidence) -> list[dict[str, Any]]:
+    """The claims of a study as `results.json` has them."""
+    found = []
+    for claim in study.claims:
+        rule = rule_of(claim, study.file)
+        verdict = rule.judge(evidence)
+        found.append(
+            {
+                "id": claim.id,
+                "claim": claim.claim,
+                "rule": rule.text(),
+                "verdict": verdict.verdict,
+                "numbers": dict(verdict.numbers),
+            }
+        )
+    return found
