@@ -28,7 +28,7 @@ from vexact.rollout.request import Request
 from vexact.rollout.sampler import Sampler
 from vexact.testing import compare_bits
 from vexact.verification.control import chosen, huggingface, logits_alone, logits_batched
-from vexact.verification.subject import ALL, Sizes, Subject, as_scored
+from vexact.verification.subject import ALL, Sizes, Subject
 from vexact_kernels import Kernels, load
 
 PROMPTS = (
@@ -87,7 +87,7 @@ def sample(policy: Policy, prompts: Sequence[Sequence[int]]) -> list[Rollout]:
 
 def vexact_row(policy: Policy, dtype: str, rollouts: Sequence[Rollout], seconds: float) -> Row:
     begun = time.perf_counter()
-    scored = policy.logprobs([as_scored(rollout) for rollout in rollouts]).logprob
+    scored = policy.logprobs([rollout.scored for rollout in rollouts]).logprob
     seconds += time.perf_counter() - begun
     recorded = torch.cat([rollout.logprobs for rollout in rollouts])
     return row("vexact", dtype, recorded, scored, argmax_flips(policy, rollouts), seconds)
