@@ -8,14 +8,18 @@ from typing import Any
 import pytest
 import torch
 
+from made import make_rollouts
 from runs import lines_of, run, small_recipe
-from vexact.loop.diagnosis import cosine, norm, projection
+from vexact.loop.diagnosis import Batch, cosine, gradient, norm, projection
+from vexact.model.policy import Policy
 from vexact.recipe import CheckpointSection, LossSection, MismatchSection, OptimizerSection, RunSection, SyncSection
+from vexact_kernels import load
 
 EVERY = 3
 
 
-def lines(tmp_path: Path, **mismatch: Any) -> list[dict[str, Any]]:
+def lines(tmp_path: Path, batch: int = 0, **mismatch: Any) -> list[dict[str, Any]]:
+    tmp_path.mkdir(exist_ok=True)
     folder = tmp_path / "run"
     recipe = small_recipe(
         folder,
@@ -26,7 +30,7 @@ def lines(tmp_path: Path, **mismatch: Any) -> list[dict[str, Any]]:
         delay=0,
         checkpoint=CheckpointSection(),
         mismatch=MismatchSection(**mismatch),
-        run=RunSection(folder=str(folder), diagnose=EVERY),
+        run=RunSection(folder=str(folder), diagnose=EVERY, diagnose_batch=batch),
     )
     run(recipe)
     found = lines_of(folder)
@@ -59,6 +63,27 @@ def test_a_disturbed_trainer_bends_the_gradient(tmp_path: Path) -> None:
 def test_the_plain_gradient_is_the_one_that_a_plain_step_takes(tmp_path: Path) -> None:
     for line in lines(tmp_path, site="weights", sigma=0.2):
         assert line["reinforce_norm"] == pytest.approx(line["grad_norm"], rel=1e-2)  # bfloat16 rounds other divisors
+
+
+def test_a_large_batch_tells_what_sampling_alone_leaves(tmp_path: Path) -> None:
+    """Halves of a batch 24 times as large agree better with each other than one step's batch does with them."""
+    found = lines(tmp_path, batch=24)
+    assert all(line["truth_sequences"] == 24 * 3 * 5 for line in found)
+    assert all(line["truth_cosine"] < line["truth_split_cosine"] < 1 for line in found)
+    assert found[0]["truth_split_cosine"] > 0.3
+    assert "truth_cosine" not in lines(tmp_path / "none")[0]
+
+
+def test_halves_add_up_to_the_whole() -> None:
+    policy = Policy.load("tiny", load())
+    rollouts = make_rollouts(policy, (3, 1, 5, 8))
+    advantages = torch.tensor([1.0, -2.0, 0.5, 1.0])
+    batch = Batch.of(rollouts, advantages)
+    assert batch is not None
+    whole, first, second = (gradient(policy, each.sequences, each.weights, 4096) for each in (batch, *batch.halves()))
+    for name, total in whole.items():
+        assert torch.allclose(first[name] + second[name], total, atol=1e-6)
+    assert Batch.of([], torch.zeros(0)) is None
 
 
 def test_projections_and_cosines_are_those_of_vectors() -> None:

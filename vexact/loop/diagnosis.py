@@ -10,6 +10,9 @@ computes it:
   |exact|. Exactly 1 and 0 where the trainer's side is exact.
 - **noise_projection**: how far the step moved the weights along the noise that the sampler's have, Σ Δθ·δW / |δW|.
 
+- **truth_cosine**: g against the gradient of a fresh batch many times as large, sampled and scored by the exact policy;
+  beside it truth_split_cosine, of the two halves of that batch: what sampling alone leaves between two estimates.
+
 Two or three gradient passes more, so only every so many steps. Nothing of it is on the way to a weight: sums of
 products are float64, correctly rounded.
 """
@@ -17,7 +20,8 @@ products are float64, correctly rounded.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -35,16 +39,25 @@ Stacks = Mapping[str, Tensor]
 
 
 class Diagnosis:
-    """Of one step, in one process. mismatch: says along which direction the sampler's weights are off."""
+    """Of one step, in one process. mismatch: says along which direction the sampler's weights are off. fresh: rollouts
+    and advantages of the large batch, none where no such batch is wanted.
+    """
 
-    def __init__(self, trainer: Trainer, mismatch: Mismatch) -> None:
-        self.trainer, self.mismatch = trainer, mismatch
+    def __init__(
+        self, trainer: Trainer, mismatch: Mismatch, fresh: Callable[[], tuple[Sequence[Rollout], Tensor]]
+    ) -> None:
+        self.trainer, self.mismatch, self.fresh = trainer, mismatch, fresh
         self._masters: dict[str, Tensor] = {}
 
     def before(self, rollouts: Sequence[Rollout], advantages: Tensor, source: Source) -> dict[str, float]:
         """Measures of the batch, by name. advantages: float32 [rollouts]."""
         self._masters = {name: master.clone() for name, master in self.trainer.optimizer.masters.items()}
-        return diagnose(self.trainer, rollouts, advantages, source)
+        batch = Batch.of(rollouts, advantages)
+        if batch is None:
+            return {}
+        found, plain = diagnose(self.trainer, batch, source)
+        large = Batch.of(*self.fresh())
+        return found if large is None else {**found, **compare(self.trainer, plain, large)}
 
     def after(self, sampled_from: Policy) -> dict[str, float]:
         """Measures of what the step did; none where the weights are not what is disturbed."""
@@ -55,21 +68,41 @@ class Diagnosis:
         return {"noise_projection": projection(self._masters, masters, direction)}
 
 
-def diagnose(trainer: Trainer, rollouts: Sequence[Rollout], advantages: Tensor, source: Source) -> dict[str, float]:
-    """Measures by name, before the step's first update. advantages: float32 [rollouts]; in one process only."""
-    pairs = sorted(
-        (
-            (rollout, advantage)
-            for rollout, advantage in zip(rollouts, advantages.tolist(), strict=True)
-            if rollout.completion and rollout.finish != "nonfinite"
-        ),
-        key=lambda pair: pair[0].id,
-    )
-    if not pairs:
-        return {}
-    sequences = [rollout.scored for rollout, _ in pairs]
-    tokens = sum(sequence.rows for sequence in sequences)
-    weights = torch.cat([torch.full((len(r.completion),), -advantage / tokens) for r, advantage in pairs])
+@dataclass(frozen=True)
+class Batch:
+    """Whole rollouts that can be trained, ids ascending. weights: of each token, −A over their number: float32."""
+
+    sequences: Sequence[Scored]
+    weights: Tensor
+
+    @staticmethod
+    def of(rollouts: Sequence[Rollout], advantages: Tensor) -> Batch | None:
+        """advantages: float32 [rollouts]. None where nothing is left."""
+        pairs = sorted(
+            (
+                (rollout, advantage)
+                for rollout, advantage in zip(rollouts, advantages.tolist(), strict=True)
+                if rollout.completion and rollout.finish != "nonfinite"
+            ),
+            key=lambda pair: pair[0].id,
+        )
+        if not pairs:
+            return None
+        tokens = sum(len(rollout.completion) for rollout, _ in pairs)
+        weights = [torch.full((len(rollout.completion),), -advantage / tokens) for rollout, advantage in pairs]
+        return Batch([rollout.scored for rollout, _ in pairs], torch.cat(weights))
+
+    def halves(self) -> tuple[Batch, Batch]:
+        """The first and the second half of the rollouts, whole groups where their number is even."""
+        middle = len(self.sequences) // 2
+        tokens = sum(sequence.rows for sequence in self.sequences[:middle])
+        first = Batch(self.sequences[:middle], self.weights[:tokens])
+        return first, Batch(self.sequences[middle:], self.weights[tokens:])
+
+
+def diagnose(trainer: Trainer, batch: Batch, source: Source) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Measures by name, before the step's first update, and the plain gradient by stack."""
+    sequences, weights = batch.sequences, batch.weights
     seen, at_once = trainer.view(trainer.policy), trainer.section.tokens_at_once
     plain = gradient(seen, sequences, weights, at_once)
     centred = gradient(seen, sequences, weights, at_once, Centres(Centring(), source.sampler))
@@ -86,7 +119,19 @@ def diagnose(trainer: Trainer, rollouts: Sequence[Rollout], advantages: Tensor, 
         apart = {name: plain[name].double() - exact[name].double() for name in plain}
         found["gradient_cosine"] = cosine(plain, exact)
         found["gradient_bias"] = _ratio(norm(apart), norm(exact))
-    return found
+    return found, plain
+
+
+def compare(trainer: Trainer, plain: Stacks, large: Batch) -> dict[str, float]:
+    """A step's gradient beside that of the large batch, which is the sum of its halves'."""
+    at_once = trainer.section.tokens_at_once
+    one, other = (gradient(trainer.policy, half.sequences, half.weights, at_once) for half in large.halves())
+    both = {name: one[name].double() + other[name].double() for name in one}
+    return {
+        "truth_cosine": cosine(plain, both),
+        "truth_split_cosine": cosine(one, other),
+        "truth_sequences": len(large.sequences),
+    }
 
 
 def gradient(

@@ -9,7 +9,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import torch
 from rich.console import Console
+from torch import Tensor
 
 from vexact.loop.diagnosis import Diagnosis
 from vexact.loop.display import Display, summary
@@ -237,7 +239,8 @@ class Loop:
         advantages = self.trainer.advantages(found.rollouts, found.rewards, max_tokens=recipe.sampling.max_tokens)
         source = Source(exact=self.trainer.view(clean), sampler=sampler)
         every = recipe.run.diagnose
-        diagnosis = Diagnosis(self.trainer, self.mismatch) if every and step % every == 0 else None
+        due = every and step % every == 0
+        diagnosis = Diagnosis(self.trainer, self.mismatch, partial(self.fresh, step)) if due else None
         seen = {} if diagnosis is None else diagnosis.before(found.rollouts, advantages.values, source)
         metrics = asdict(self.trainer.step(found.rollouts, advantages.values, source))
         metrics.update({} if diagnosis is None else {**seen, **diagnosis.after(clean)})
@@ -265,6 +268,17 @@ class Loop:
             **time_measures(found.sampled, sampled - begin - scoring, scoring, trained - sampled),
             "fingerprint": self.trainer.fingerprint(),
         }
+
+    def fresh(self, step: int) -> tuple[list[Rollout], Tensor]:
+        """Exact on-policy rollouts of fresh questions, `run.diagnose_batch` times a step's, and their advantages."""
+        recipe, policy = self.recipe, self.trainer.policy
+        asked = self.questions.fresh(step, recipe.run.diagnose_batch * recipe.sampling.prompts)
+        if not asked:
+            return [], torch.empty(0)
+        rollouts = self.sample(policy, [request for _, request in asked])
+        items = {request.id: item for item, request in asked}
+        scores = self.scoring.score(step, self.questions.answers(items, rollouts))
+        return rollouts, self.trainer.advantages(rollouts, scores.rewards, recipe.sampling.max_tokens).values
 
     def learn(self, step: int, display: Display) -> dict[str, Any]:
         """One supervised step; what it measured, by name."""

@@ -18,6 +18,7 @@ from vexact.tasks import Answer, Item, Task
 from vexact.tasks.task import ITEMS, SplitTask
 
 EVALUATION = 1 << 63  # requests of evaluations are numbered from here: no step of training gets as far
+FRESH = ITEMS - (ITEMS >> 2), 1 << 62  # first position and request of questions that only diagnoses ask
 SOLUTIONS = ITEMS >> 1  # positions of items from which solutions are learned: no run gets as far by sampling
 
 
@@ -50,6 +51,15 @@ class Questions:
         """Of training's draws: the recipe's, or with a seed for sampling one of both."""
         own, other = self.recipe.seed, self.recipe.sampling.seed
         return int(keys.mixed(own, keys.named("sampling"), other)[0]) if other else own
+
+    def fresh(self, step: int, count: int) -> list[tuple[Item, Request]]:
+        """Questions that no step asks, for a look at a step from outside."""
+        sampling, (position, request) = self.recipe.sampling, FRESH
+        items = [self.task.item(position + step * count + i) for i in range(count)]
+        first = request + (step << 32)
+        seed = self.recipe.seed
+        asked = self._requests(items, first, sampling.samples, sampling.temperature, sampling.max_tokens, seed)
+        return list(zip(items, asked, strict=True))
 
     def held_out(self) -> list[Item]:
         """The questions of an evaluation, the same each time. Raises RunError where the task has none."""

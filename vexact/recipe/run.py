@@ -16,6 +16,7 @@ class RunSection:
     checkpoint: bool = True  # save the trained weights at the end
     rollouts: str = choice("auto", "always", "never")  # keep them as parquet; auto: where pyarrow is installed
     diagnose: int = number(0, at_least=0)  # every so many steps say what mismatch does to the gradient; 0: never
+    diagnose_batch: int = number(0, at_least=0)  # … and beside a fresh on-policy batch so many times as large; 0: none
     loggers: tuple[str, ...] = words("tensorboard", "wandb")  # besides metrics.jsonl; by default none
 
 
