@@ -207,3 +207,12 @@ def test_a_padded_batch_is_fed_the_same_way_for_control_and_for_sampling() -> No
         assert_same_bits(found, rollout.logprobs)
     narrow = huggingface(Policy.load("tiny", load("cpu"), torch.float32), torch.bfloat16)
     assert differing(sample_padded(narrow, requests, seed=0)[0].logprobs, rollouts[0].logprobs) > 0
+
+
+def test_of_many_prompts_a_few_are_taken_evenly(calibrate: Callable[..., Found], tmp_path: Path) -> None:
+    prompts, dump = tmp_path / "p.jsonl", tmp_path / "d.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt_ids": [i]}) for i in range(100)))
+    calibrate("--model", "tiny", "--against", "transformers", "--prompts", str(prompts), "--max-tokens", "8",
+              "--tokens", "32", "--dump", str(dump))  # fmt: skip
+    asked = [json.loads(line)["prompt_ids"][0] for line in dump.read_text().splitlines()]
+    assert asked[:4] == [0, 25, 50, 75]

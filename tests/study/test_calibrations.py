@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 
+from vexact import cli
 from vexact.loop.resume import load_run
 from vexact.model.policy import Policy
 from vexact.model.rollout import Rollout
@@ -80,3 +81,9 @@ def test_a_block_is_laid_over_a_recipe_and_under_the_command_line(tmp_path: Path
     (tmp_path / "wrong.yaml").write_text("mismatch: {sighma: 0.5}\n")
     with pytest.raises(RecipeError, match=r"wrong\.yaml: unknown key mismatch\.sighma; did you mean mismatch\.sigma"):
         load_recipe(RECIPE, also=[tmp_path / "wrong.yaml"])
+
+
+def test_a_run_takes_a_block_from_the_command_line(tmp_path: Path) -> None:
+    words = ["train", str(RECIPE), "--also", str(BLOCKS[0]), "--steps", "1", "--run.folder", str(tmp_path / "run")]
+    assert cli.main(words) == 0
+    assert load_recipe(tmp_path / "run" / "config.yaml").mismatch == load_recipe(None, also=BLOCKS[:1]).mismatch

@@ -168,15 +168,17 @@ def of_dump(dump: Dump, policy: Policy, model: str, temperature: float, tokens_a
 
 
 def collected(sample: Sampling, rounds: Rounds, tokens: int, policy: Policy) -> list[Rollout]:
-    """Rollouts with at least that many tokens, those without one left out. Of a last round only what may be needed."""
+    """Rollouts with at least that many tokens, those without one left out. Of a last round only what may be needed,
+    evenly from all of it: files have their prompts by kind."""
     found: list[Rollout] = []
     while (missing := tokens - sum(len(rollout.completion) for rollout in found)) > 0:
         requests = next(rounds)
         longest = sum(request.n * request.max_tokens for request in requests) / len(requests)
-        requests = requests[: math.ceil(missing / longest)]
-        for i, request in enumerate(requests):
-            _check_fits(request, f"prompt {i}", policy)
-        drawn = [rollout for rollout in sample(requests) if rollout.completion]
+        needed = min(len(requests), math.ceil(missing / longest))
+        chosen = [i * len(requests) // needed for i in range(needed)]
+        for i in chosen:
+            _check_fits(requests[i], f"prompt {i}", policy)
+        drawn = [rollout for rollout in sample([requests[i] for i in chosen]) if rollout.completion]
         if not drawn:
             raise BadInput("the model gives no token: its logits are not finite")
         found += drawn
