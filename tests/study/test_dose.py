@@ -44,6 +44,7 @@ def test_kl_takes_a_token_that_cannot_be_drawn() -> None:
 def test_a_size_is_found_where_the_divergence_saturates_too(target: float) -> None:
     dose = solve(target, lambda sigma: 1.0 - math.exp(-3.0 * sigma * sigma), 7)
     assert 1.0 - math.exp(-3.0 * dose.sigma**2) == pytest.approx(target, rel=0.01)
+    assert dose.sigma == float(f"{dose.sigma:.3e}")
     assert dose.positions == 7
 
 
@@ -72,6 +73,8 @@ def test_divergence_is_at_the_temperature_of_each_token() -> None:
     switch = Mismatch(MismatchSection(site="logits", sigma=0.3), 0)
     noisy = switch.sampler(policy, 0)
     assert frozen.divergence(noisy, same_states=True) == frozen.divergence(noisy) > 0
+    assert frozen.divergence(other, noisy) != frozen.divergence(noisy, other)
+    assert frozen.divergence(noisy, noisy) == 0.0
     assert Frozen(policy, sequences, 3).divergence(other) == pytest.approx(frozen.divergence(other), rel=1e-12)
 
 

@@ -103,6 +103,18 @@ def test_a_dose_is_solved_for_and_met_by_what_is_sampled(
     assert sampled_k3(drawn, policy, 4096) == pytest.approx(2e-3, rel=0.25)
 
 
+@pytest.mark.parametrize("side", ["sampler", "trainer", "both-independent"])
+def test_a_dose_is_that_of_the_sides_that_are_disturbed(policy: Policy, rollouts: list[Rollout], side: str) -> None:
+    """Sampled by the one and scored by the other; σ² of two independent noises is half of that of one."""
+    switch, alone = mismatch(k3=2e-2, side=side), mismatch(k3=2e-2)
+    for each in (switch, alone):
+        each.begin(policy, lambda: rollouts, 4096)
+    drawn = Sampler(switch.sampler(policy, 0)).run(REQUESTS)
+    assert sampled_k3(drawn, switch.trainer(policy, 0), 4096) == pytest.approx(2e-2, rel=0.25)
+    assert switch.sigma is not None and alone.sigma is not None
+    assert (switch.sigma / alone.sigma) ** 2 == pytest.approx(0.5 if side == "both-independent" else 1.0, rel=0.15)
+
+
 def test_the_dose_of_spikes_is_that_of_their_core(policy: Policy, rollouts: list[Rollout]) -> None:
     core, spiked = mismatch(k3=2e-3), mismatch(k3=2e-3, shape="spikes", spike_rate=0.1)
     for switch in (core, spiked):
@@ -183,18 +195,25 @@ def test_noise_on_gradients_is_relative_to_each_tensor(policy: Policy) -> None:
     [
         ({"sigma": 0.1}, "mismatch.sigma needs a mismatch.site"),
         ({"site": "logits", "sigma": 0.1, "k3": 1e-3}, "give one"),
-        ({"site": "logits", "law": "rms"}, "law = rms has no meaning at site logits; it is log-odds or ulp"),
-        ({"site": "hidden", "law": "log-odds"}, "it is ulp or rms"),
+        ({"site": "logits", "law": "rms"}, "law = rms does not go with site logits; it is log-odds or ulp"),
+        ({"site": "hidden", "law": "log-odds"}, "it is rms or ulp"),
         ({"site": "weights", "law": "ulp"}, "it is rms"),
         ({"site": "logits", "persistence": "weights"}, "persistence = weights does not go with site logits"),
         ({"site": "weights", "persistence": "fresh"}, "persistence = fresh does not go with site weights"),
         ({"site": "gradients", "sigma": 0.1}, "only the trainer has any"),
         ({"site": "record", "sigma": 0.1, "side": "trainer"}, "the sampler keeps the record"),
-        ({"site": "kv", "shape": "spikes"}, "shape = spikes is for logits, not for kv"),
-        ({"site": "record", "shape": "spikes"}, "shape = spikes is for logits, not for record"),
+        ({"site": "kv", "shape": "spikes"}, "shape = spikes does not go with site kv; it is gaussian"),
+        ({"site": "record", "shape": "spikes"}, "shape = spikes does not go with site record"),
         ({"site": "record", "k3": 1e-3}, "no K3 follows from it"),
         ({"preset": "fp8", "sigma": 0.1}, "preset = fp8 says site and size itself"),
         ({"preset": "fp8", "site": "kv"}, "preset = fp8 says site and size itself"),
+        ({"preset": "bf16-dense", "law": "rms"}, "law = rms does not go with site logits"),
+        ({"preset": "bf16-dense", "persistence": "weights"}, "persistence = weights does not go with site logits"),
+        ({"preset": "weights-0.01", "persistence": "prefix"}, "does not go with site weights; it is weights"),
+        ({"preset": "weights-0.01", "shape": "laplace"}, "shape = laplace does not go with site weights"),
+        ({"preset": "bad-gpu", "shape": "laplace"}, "bad-gpu is one-sided"),
+        ({"site": "gradients", "side": "trainer", "persistence": "prefix"}, "does not go with site gradients"),
+        ({"site": "record", "persistence": "prefix+version"}, "does not go with site record"),
         ({"cause": "split-k", "site": "kv"}, "goes without a site"),
         ({"cause": "missed-sync", "side": "trainer"}, "befalls the sampler"),
         ({"site": "logits", "start": 5, "stop": 5}, "stop = 5 must be above start = 5"),

@@ -59,9 +59,9 @@ class Diagnosis:
         large = Batch.of(*self.fresh())
         return found if large is None else {**found, **compare(self.trainer, plain, large)}
 
-    def after(self, sampled_from: Policy) -> dict[str, float]:
+    def after(self, sampled_from: Policy, step: int) -> dict[str, float]:
         """Measures of what the step did; none where the weights are not what is disturbed."""
-        direction = self.mismatch.direction(sampled_from)
+        direction = self.mismatch.direction(sampled_from, step)
         if direction is None:
             return {}
         masters = self.trainer.optimizer.masters

@@ -243,7 +243,7 @@ class Loop:
         diagnosis = Diagnosis(self.trainer, self.mismatch, partial(self.fresh, step)) if due else None
         seen = {} if diagnosis is None else diagnosis.before(found.rollouts, advantages.values, source)
         metrics = asdict(self.trainer.step(found.rollouts, advantages.values, source))
-        metrics.update({} if diagnosis is None else {**seen, **diagnosis.after(clean)})
+        metrics.update({} if diagnosis is None else {**seen, **diagnosis.after(clean, step)})
         trained = perf_counter()
         metrics.update(lag_measures(sampler, before))
         lengths = length_measures(found.sampled)

@@ -26,6 +26,17 @@ CAUSES = (
     "recomputed-rope", "norm-cast", "fp8-kv", "int8-kv", "fp8-weights", "int8-weights", "int4-weights",
     "other-dtype", "torch", "missed-sync", "temperature", "raw-logprob", "stale-prefix", "flipped-token",
 )  # fmt: skip
+_LASTING = ("fresh", "sequence", "prefix", "prefix+version")
+_INSIDE = (("gaussian",), ("rms", "ulp"), _LASTING)
+_FIXED = (("gaussian",), ("rms",), ("weights",))
+# What goes together: of each site the shapes, the laws and the persistences.
+LEGAL = {
+    "logits": (("gaussian", "laplace", "student", "spikes", "one-sided"), ("log-odds", "ulp"), _LASTING),
+    **dict.fromkeys(ACTIVATIONS, _INSIDE),
+    **dict.fromkeys(WEIGHTS, _FIXED),
+    "gradients": (("gaussian",), ("rms",), ("fresh",)),
+    "record": (("gaussian", "laplace", "student", "one-sided"), ("log-odds",), ("fresh", "sequence", "prefix")),
+}
 SAMPLER_CAUSES = ("missed-sync", "stale-prefix", "temperature", "raw-logprob", "flipped-token")
 
 
@@ -57,9 +68,7 @@ class MismatchSection:
     ramp: int = number(0, at_least=0)  # steps over which sigma grows from 0
     seed: int = number(0, at_least=0, below=2.0**63)  # beside the recipe's own, so that noise alone can be drawn anew
     cause: str = choice("none", *CAUSES)
-    degree: int = number(
-        2, at_least=1
-    )  # of a cause: parts of a sum; steps of a missed sync; the step of a flipped token
+    degree: int = number(2, at_least=1)  # of a cause: parts of a sum; publishes of a lost one; the step of the flip
     dtype: str = choice("float16", "bfloat16", "float32")  # other-dtype: what that side computes in
     temperature: float = number(1.1, above=0.0)  # temperature: what the sampler really uses, times the recipe's
     top_p: float = number(0.9, above=0.0)  # raw-logprob: what the sampler keeps
@@ -78,7 +87,7 @@ class MismatchSection:
             raise RecipeError(f"mismatch.stop = {self.stop} must be above start = {self.start}, or 0")
         if self.top_p > 1.0:
             raise RecipeError(f"mismatch.top_p = {self.top_p} must be at most 1")
-        if self.site != "off":
+        if self.actual_site != "off":
             self._check_site()
         if self.hold == "k3" and not (self.k3 or self.preset in PRESETS):
             raise RecipeError("mismatch.hold = k3 needs a k3 to hold")
@@ -86,28 +95,23 @@ class MismatchSection:
             raise RecipeError(f"mismatch.cause = {self.cause} befalls the sampler: side must be sampler")
 
     def _refuse_preset_with(self, sizes: list[str]) -> None:
+        if self.preset == "bad-gpu" and self.actual_shape != "one-sided":
+            raise RecipeError(f"mismatch.preset = bad-gpu is one-sided: shape = {self.shape} cannot be given")
         if sizes or self.site not in ("off", "logits"):
             raise RecipeError(f"mismatch.preset = {self.preset} says site and size itself: give no site, sigma or k3")
 
     def _check_site(self) -> None:
-        site, law, persistence = self.site, self.actual_law, self.actual_persistence
-        legal = {"logits": ("log-odds", "ulp"), "record": ("log-odds",), "gradients": ("rms",)}
-        allowed = legal.get(site, ("ulp", "rms") if site in ACTIVATIONS else ("rms",))
-        if law not in allowed:
-            raise RecipeError(f"mismatch.law = {law} has no meaning at site {site}; it is {' or '.join(allowed)}")
-        if (persistence == "weights") != (site in WEIGHTS):
-            raise RecipeError(
-                f"mismatch.persistence = {persistence} does not go with site {site}: "
-                "disturbed weights persist, and nothing else has persistence weights"
-            )
+        site = self.actual_site
+        actual = {"shape": self.actual_shape, "law": self.actual_law, "persistence": self.actual_persistence}
+        for key, allowed in zip(actual, LEGAL[site], strict=True):
+            if actual[key] not in allowed:
+                raise RecipeError(
+                    f"mismatch.{key} = {actual[key]} does not go with site {site}; it is {' or '.join(allowed)}"
+                )
         if site == "gradients" and self.side != "trainer":
             raise RecipeError("mismatch.site = gradients: only the trainer has any; side must be trainer")
         if site == "record" and self.side != "sampler":
             raise RecipeError("mismatch.site = record: the sampler keeps the record; side must be sampler")
-        if self.shape in ("spikes", "one-sided") and site not in ("logits", "record"):
-            raise RecipeError(f"mismatch.shape = {self.shape} is for logits, not for {site}")
-        if self.shape == "spikes" and site == "record":
-            raise RecipeError("mismatch.shape = spikes is for logits, not for record")
         if self.k3 and site not in FORWARD_SITES:
             raise RecipeError(f"mismatch.k3 at site {site}: no K3 follows from it; give sigma")
 
@@ -132,7 +136,7 @@ class MismatchSection:
 
     @property
     def actual_shape(self) -> str:
-        return "one-sided" if self.preset == "bad-gpu" else self.shape
+        return "one-sided" if self.preset == "bad-gpu" and self.shape == "gaussian" else self.shape
 
     @property
     def actual_law(self) -> str:

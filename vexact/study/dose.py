@@ -43,12 +43,14 @@ class Dose:
 def solve(target: float, divergence: Callable[[float], float], positions: int) -> Dose:
     """The σ whose divergence is the target within 1 %: by KL ∝ σ² from both sides, then by bisection in log σ.
 
-    Where numbers of 16 bits make the divergence jump past it, the nearest that was met, within 10 %. Raises DoseError
+    σ has four digits: the last bits of a machine's exponentials, which are in a divergence, do not reach it. Where
+    numbers of 16 bits make the divergence jump past it, the nearest that was met, within 10 %. Raises DoseError
     where no σ between 1e-6 and 1e4 gives that.
     """
     sigma, low, high = FIRST, SMALLEST, LARGEST
     nearest = Dose(0.0, 0.0, positions)
     for _ in range(TRIES):
+        sigma = float(f"{sigma:.3e}")
         dose = Dose(sigma, divergence(sigma), positions)
         if abs(dose.divergence - target) < abs(nearest.divergence - target):
             nearest = dose
@@ -79,18 +81,24 @@ class Frozen:
         rows = list(accumulate(sequence.rows for sequence in sequences))
         self.sequences = sequences[: 1 + sum(count < wanted for count in rows)]
         self.positions = sum(sequence.rows for sequence in self.sequences)
-        self._at_once = tokens_at_once
+        self._policy, self._at_once = policy, tokens_at_once
         self._states = list(policy.states(self.sequences, tokens_at_once))
         self._clean = list(_logs(self._logits(policy), self.sequences))
 
-    def divergence(self, noisy: Policy, *, same_states: bool = False) -> float:
-        """Mean over scored tokens of KL(noisy ‖ clean) over the vocabulary, in nats, at each token's temperature.
+    def divergence(self, sampler: Policy, trainer: Policy | None = None, *, same_states: bool = False) -> float:
+        """Mean over scored tokens of KL(sampler ‖ trainer) over the vocabulary, in nats, at each token's temperature.
 
-        same_states: only logits are disturbed, so that no forward is needed.
+        trainer: by default the exact policy. same_states: only logits are disturbed, so that no forward is needed.
         """
-        logits = self._logits(noisy) if same_states else noisy.logits(self.sequences, self._at_once)
-        rows = [kl(q, p) for p, q in zip(self._clean, _logs(logits, self.sequences), strict=True)]
+        sides = (self._distributions(policy or self._policy, same_states) for policy in (sampler, trainer))
+        rows = [kl(q, p) for q, p in zip(*sides, strict=True)]
         return math.fsum(value for row in rows for value in row.tolist()) / self.positions
+
+    def _distributions(self, policy: Policy, same_states: bool) -> Iterable[Floats]:
+        if policy is self._policy:
+            return self._clean
+        logits = self._logits(policy) if same_states else policy.logits(self.sequences, self._at_once)
+        return _logs(logits, self.sequences)
 
     def _logits(self, policy: Policy) -> Iterator[Tensor]:
         for states in self._states:

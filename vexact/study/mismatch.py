@@ -114,11 +114,14 @@ class Mismatch:
         if self.section.actual_shape == "spikes":
             core = Mismatch(replace(self.section, shape="gaussian"), 0)
             core.seed = self.seed
-        side = "trainer" if self.section.side == "trainer" else "sampler"
+        side, same_states = self.section.side, self.section.actual_site in ("logits", "head")
 
         def found(sigma: float) -> float:
-            noisy = core._disturbed(policy, sigma, side)
-            return frozen.divergence(noisy, same_states=self.section.actual_site in ("logits", "head"))
+            # Shared noise makes none: its σ is that of the sampler alone, whose placebo it is.
+            sampler = policy if side == "trainer" else core._disturbed(policy, sigma, "sampler")
+            alone = side in ("sampler", "both-shared")
+            trainer = policy if alone else core._disturbed(policy, sigma, "trainer")
+            return frozen.divergence(sampler, trainer, same_states=same_states)
 
         frozen = Frozen(policy, sequences, tokens_at_once)
         return solve(self.section.target, found, frozen.positions)
@@ -152,15 +155,14 @@ class Mismatch:
         section = self.section
         return step >= section.start and not (section.stop and step >= section.stop)
 
-    def direction(self, policy: Policy) -> dict[str, Tensor] | None:
-        """δW of the sampler's weights by stack, float32; None where other numbers are disturbed, or none, or the head
-        alone, which a tied model has no stack for."""
-        if self.section.off or self.section.actual_site != "weights" or not self.sigma:
+    def direction(self, policy: Policy, step: int) -> dict[str, Tensor] | None:
+        """δW of the sampler's weights by stack, float32, as it is in a step; None where other numbers are disturbed,
+        or none, or the head alone, which a tied model has no stack for."""
+        if self.section.actual_site != "weights" or self.section.side == "trainer" or not self.size(step):
             return None
         kernels = policy.ops.kernels
         clean, noisy = (
-            each.transformer.parameters.stacked(kernels)
-            for each in (policy, self._disturbed(policy, self.sigma, "sampler"))
+            each.transformer.parameters.stacked(kernels) for each in (policy, self._seen(policy, step, "sampler"))
         )
         return {
             name: kernels.cast(noisy[name], torch.float32) - kernels.cast(clean[name], torch.float32) for name in clean
