@@ -100,6 +100,25 @@ def test_one_two_and_one_process_take_up_each_others_run(recipe: Path, alone: li
     assert [line["fingerprint"] for line in measured(folder)] == [line["fingerprint"] for line in alone]
 
 
+def test_two_processes_share_a_disturbed_run_and_its_remedy(recipe: Path) -> None:
+    """The dose is solved by each of them, and none of it is different."""
+    disturbed = {
+        "mismatch.preset": "fp8-kv",
+        "loss.name": "reinforce",
+        "loss.kl.place": "reward",
+        "loss.remedy.name": "dlc",
+        "loss.remedy.resync_level": "sequence",
+    }
+    one, two = (recipe.parent / f"disturbed-{name}" for name in ("one", "two"))
+    train(load_recipe(recipe, {"run.folder": str(one), **disturbed}), kernels=load(), console=Console(quiet=True))
+    words = [word for key, value in disturbed.items() for word in (f"--{key}", value)]
+    done = torchrun(2, "-m", "vexact.cli", "train", str(recipe), "--run.folder", str(two), *words)
+    assert done.returncode == 0, done.stderr
+    assert measured(two) == measured(one)
+    assert all(line["tim/differing"] == line["tokens"] > 0 for line in measured(one)[1:])
+    calls(recipe)
+
+
 DYING = """
 import os, signal, sys
 from vexact.ranks import LostRank, ranks_of
