@@ -20,6 +20,7 @@ from vexact.loop.evaluation import evaluate
 from vexact.loop.folder import METRICS, RunError, read_lines, remove_folder, run_path
 from vexact.loop.gathered import Gathered, gather, joined
 from vexact.loop.measures import lag_measures, length_measures, time_measures
+from vexact.loop.names import TIM
 from vexact.loop.questions import Questions
 from vexact.loop.resume import check_same, is_done
 from vexact.loop.rollouts import Sampled
@@ -38,7 +39,7 @@ from vexact.model.tokenizer import load_tokenizer
 from vexact.ranks import Ranks
 from vexact.recipe import LossSection, OptimizerSection, Recipe
 from vexact.rollout.request import Request
-from vexact.study.mismatch import Mismatch, check_mismatch
+from vexact.study.mismatch import Mismatch, check_centring, check_mismatch
 from vexact.study.remedies import remedy_of
 from vexact.tasks import Scores, Task, load_task
 from vexact.training.admission import Source
@@ -105,8 +106,8 @@ def train(
 class Loop:
     """What a run keeps from step to step. A step is a function of (recipe, step, weights).
 
-    State beside the trainer: `versions` (its held policies and its origin), `lr_scale`, `best`, the greatest success of
-    the trainer's policy so far. improved: whether the last evaluation was that one. sampled: of the last step.
+    State beside the trainer: `versions` (its held policies and its origin) and `best`, the greatest success of the
+    trainer's policy so far. improved: whether the last evaluation was that one. sampled: of the last step.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class Loop:
         self.versions = Versions(recipe.sync.every, recipe.delay, spare_of(recipe))
         self.versions.publish(0, self.trainer.policy)
         self.mismatch = Mismatch(recipe.mismatch, recipe.seed)
-        self.lr_scale, self.best, self.improved = 1.0, -1.0, False
+        self.best, self.improved = -1.0, False
         self.sampled: Sampled | None = None
 
     @property
@@ -138,7 +139,6 @@ class Loop:
         """What of the state beside the trainer is not a policy, as JSON."""
         return {
             "origin": self.versions.origin,
-            "lr_scale": self.lr_scale,
             "best": self.best,
             "mismatch": self.mismatch.values(),
             "remedy": {} if self.trainer.remedy is None else self.trainer.remedy.state(),
@@ -152,7 +152,7 @@ class Loop:
         if restored is None:
             return BEGINNING
         step, values = restored.progress.step, restored.progress.loop
-        self.lr_scale, self.best = values["lr_scale"], values["best"]
+        self.best = values["best"]
         self.mismatch.restore(values["mismatch"])
         if self.trainer.remedy is not None:
             self.trainer.remedy.take_up(values.get("remedy", {}))
@@ -165,9 +165,11 @@ class Loop:
         pool; versions that do not fit into memory; questions for evaluation, or solutions, that are not there."""
         recipe, policy = self.recipe, self.trainer.policy
         check_mismatch(recipe)
+        remedy = remedy_of(recipe.loss.remedy)
+        check_centring(recipe, remedy)
         if recipe.run.diagnose and not self.trainer.shards.alone:
             raise RunError("run.diagnose: gradients are compared in one process only")
-        check_accept(recipe)
+        check_accept(recipe, remedy)
         check_memory(recipe, policy.config, policy.dtype, memory_of(policy.device))
         if recipe.loss.overlong_buffer > recipe.sampling.max_tokens:
             raise RunError(
@@ -200,9 +202,12 @@ class Loop:
         return {**line, "seconds": perf_counter() - begin, "fingerprint": self.trainer.fingerprint()} if line else {}
 
     def dose(self, policy: Policy, step: int) -> dict[str, Any]:
-        """Find the mismatch's size where it is not known, on a step's questions; what was found, by name."""
-        requests = self.questions.requests(step, self.questions.items(step))
-        return find_dose(self.mismatch, policy, step, lambda each: self.sample(each, requests), self.recipe)
+        """Find the mismatch's size where it is not known; what was found, by name."""
+
+        def ask(policy: Policy, first: int, count: int) -> list[Rollout]:
+            return self.sample(policy, [request for _, request in self.questions.fresh(step, count, first)])
+
+        return find_dose(self.mismatch, policy, step, ask, self.recipe)
 
     def reinforce(self) -> None:
         """Replace the warm start's trainer by one of the recipe's loss and optimizer, with the same masters, fresh
@@ -235,7 +240,7 @@ class Loop:
         found, scoring = self.gather(step, sampler, display)
         sampled = perf_counter()
         display.training(step)
-        self.trainer.optimizer.lr = learning_rate(recipe.optimizer, step, recipe.steps) * self.lr_scale
+        self.trainer.optimizer.lr = learning_rate(recipe.optimizer, step, recipe.steps)
         advantages = self.trainer.advantages(found.rollouts, found.rewards, max_tokens=recipe.sampling.max_tokens)
         source = Source(exact=self.trainer.view(clean), sampler=sampler)
         every = recipe.run.diagnose
@@ -263,7 +268,7 @@ class Loop:
             **metrics,
             "lr": self.trainer.optimizer.lr,
             "mismatch_sigma": self.mismatch.size(step) or 0.0,
-            "remedy_after": self.obey(step, {**metrics, **lengths}),
+            "remedy_after": self.obey(step, {**metrics, **lengths, f"{TIM}k3": self.sampled.discrepancy["k3"]}),
             **lengths,
             **time_measures(found.sampled, sampled - begin - scoring, scoring, trained - sampled),
             "fingerprint": self.trainer.fingerprint(),
@@ -323,8 +328,6 @@ class Loop:
         wanted = "none" if remedy is None else remedy.after_update(metrics)
         if wanted == "rollback":
             self.trainer.roll_back()
-        if wanted == "scale_lr":
-            self.lr_scale *= self.recipe.optimizer.remedy_scale
         if wanted == "sync":
             self.versions.sync(step + 1)
         self.versions.publish(step + 1, self.trainer.policy)

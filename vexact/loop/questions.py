@@ -52,11 +52,11 @@ class Questions:
         own, other = self.recipe.seed, self.recipe.sampling.seed
         return int(keys.mixed(own, keys.named("sampling"), other)[0]) if other else own
 
-    def fresh(self, step: int, count: int) -> list[tuple[Item, Request]]:
-        """Questions that no step asks, for a look at a step from outside."""
+    def fresh(self, step: int, count: int, skipped: int = 0) -> list[tuple[Item, Request]]:
+        """Questions that no step asks, for a look at a step from outside. skipped: as many before them were asked."""
         sampling, (position, request) = self.recipe.sampling, FRESH
-        items = [self.task.item(position + step * count + i) for i in range(count)]
-        first = request + (step << 32)
+        items = [self.task.item(position + step * count + skipped + i) for i in range(count)]
+        first = request + (step << 32) + skipped
         seed = self.recipe.seed
         asked = self._requests(items, first, sampling.samples, sampling.temperature, sampling.max_tokens, seed)
         return list(zip(items, asked, strict=True))

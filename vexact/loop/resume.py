@@ -13,13 +13,17 @@ from typing import Any
 
 from vexact.loop.folder import CONFIG, RunError, holds_run, newest_state, read_result, step_of
 from vexact.recipe import Recipe, load_recipe
+from vexact.study.causes.registry import BY_SCHEDULE
 
+# How a run is computed: an engine that is exact gives the same bits however it is, a real cause may not.
+SCHEDULE = (
+    "device",  # in the portable profile: the arithmetic digest is compared as well
+    "sampling.tokens_per_step", "sampling.chunk", "sampling.running", "sampling.pages", "optimizer.tokens_at_once",
+)  # fmt: skip
 # Keys and sections that may differ when a run is taken up.
 ALLOWED = (
     "name", "run", "checkpoint",  # where a run lies and what it leaves beside its metrics
-    "device",  # in the portable profile: the arithmetic digest is compared as well
-    "sampling.tokens_per_step", "sampling.chunk", "sampling.running", "sampling.pages", "optimizer.tokens_at_once",
-    "optimizer.recompute",  # how it is computed
+    "optimizer.recompute", *SCHEDULE,
 )  # fmt: skip
 STEPS = "steps"  # may grow, unless the learning rate depends on it
 
@@ -67,6 +71,14 @@ def allowed(key: str, recipe: Recipe) -> bool:
     """Whether a run may be taken up with another value of a key."""
     if key == STEPS:
         return getattr(recipe.optimizer, "schedule", "constant") == "constant"
+    return changes_no_bit(key, recipe)
+
+
+def changes_no_bit(key: str, recipe: Recipe) -> bool:
+    """Whether a run of the recipe has the same weights with another value of a key. Those of SCHEDULE do change some
+    causes, as another engine's sums go by what is computed at once."""
+    if recipe.mismatch.cause in BY_SCHEDULE and key in SCHEDULE:
+        return False
     return any(key == name or key.startswith(f"{name}.") for name in ALLOWED)
 
 

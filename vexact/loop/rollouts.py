@@ -11,6 +11,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from torch import Tensor
 from vexact.loop.folder import RunError, draft_of
 from vexact.model.rollout import Rollout
 from vexact.recipe import Recipe
+from vexact.study.metrics import measure_gap
 from vexact.tasks import Scores
 
 Id = tuple[int, int]  # request, sample
@@ -50,6 +52,11 @@ class Sampled:
     def mismatch(self) -> list[tuple[Tensor, Tensor]]:
         """(recorded, found again at the very same weights): the discrepancy of arithmetic alone."""
         return self.gap() if self.replayed is None else _pairs(self.trained, self.replayed)
+
+    @cached_property
+    def discrepancy(self) -> dict[str, float]:
+        """The measures of `mismatch`, by name."""
+        return measure_gap(self.mismatch())
 
 
 def _pairs(rollouts: Sequence[Rollout], scored: Tensor | None) -> list[tuple[Tensor, Tensor]]:

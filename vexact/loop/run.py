@@ -82,7 +82,7 @@ class Run:
         """
         whole = dict(line)
         if sampled is not None:
-            mismatch = measure_gap(sampled.mismatch())
+            mismatch = sampled.discrepancy
             whole = named(line, mismatch, mismatch if sampled.replayed is None else measure_gap(sampled.gap()))
         if self._folder is not None:
             if self._keeps_rollouts and sampled is not None:

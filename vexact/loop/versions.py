@@ -24,6 +24,7 @@ from vexact.loop.folder import RunError
 from vexact.model.checkpoint import shapes
 from vexact.model.config import ModelConfig
 from vexact.model.policy import Policy
+from vexact.model.remedy import Remedy
 from vexact.recipe import Recipe
 from vexact.study.causes.registry import STALE
 
@@ -103,11 +104,13 @@ def check_memory(recipe: Recipe, config: ModelConfig, dtype: torch.dtype, memory
         )
 
 
-def check_accept(recipe: Recipe) -> None:
+def check_accept(recipe: Recipe, remedy: Remedy | None) -> None:
     """Raises RunError where steps may be taken back and either no fresh batch could say so, or no state would hold what
     there is to go back to."""
-    if recipe.loss.remedy.accept == "off":
+    if remedy is None or not remedy.can_undo:
         return
+    section = recipe.loss.remedy
+    named = f"accept = {section.accept}" if section.accept != "off" else f"name = {section.name}"
     needs = {
         "sync.every": (recipe.sync.every, 1),
         "delay": (recipe.delay, 0),
@@ -115,7 +118,7 @@ def check_accept(recipe: Recipe) -> None:
     }
     for key, (value, needed) in needs.items():
         if value != needed:
-            raise RunError(f"loss.remedy.accept = {recipe.loss.remedy.accept} needs {key} = {needed}, not {value}")
+            raise RunError(f"loss.remedy.{named} needs {key} = {needed}, not {value}")
 
 
 def version_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
