@@ -90,15 +90,6 @@ def test_a_sync_that_a_remedy_wants_comes_before_the_next_step(monkeypatch: pyte
     assert [line["remedy_after"] for line in found][:4] == ["none", "none", "sync", "none"]
 
 
-def test_a_rate_that_a_remedy_lowers_stays_low(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = replace(RECIPE, steps=5, optimizer=OptimizerSection(lr=1e-2, warmup=1, remedy_scale=0.25))
-    found = lines(recipe, monkeypatch, "none", "scale_lr", "none", "scale_lr")
-    assert [line["lr"] for line in found] == pytest.approx([0.005, 0.01, 0.0025, 0.0025, 0.000625])
-    fixed = lines(replace(recipe, optimizer=OptimizerSection(lr=1e-2, warmup=1)), monkeypatch)
-    differ = [a["fingerprint"] != b["fingerprint"] for a, b in zip(found, fixed, strict=True)]
-    assert differ == [False, False, True, True, True]
-
-
 def test_a_step_that_a_remedy_takes_back_was_never_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights, version and the next step's sampler are those from before it; what comes then is as if it were new."""
     monkeypatch.setattr(Scripted, "can_undo", True)

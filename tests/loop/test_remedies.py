@@ -15,6 +15,8 @@ from rich.console import Console
 from vexact.loop import RunError, train
 from vexact.loop.display import Display
 from vexact.loop.loop import Loop
+from vexact.loop.versions import check_accept
+from vexact.model.remedy import Plain
 from vexact.recipe import (
     CheckpointSection,
     LossSection,
@@ -22,6 +24,7 @@ from vexact.recipe import (
     ModelSection,
     OptimizerSection,
     Recipe,
+    RecipeError,
     RemedySection,
     RunSection,
     SamplingSection,
@@ -124,6 +127,36 @@ def test_steps_are_taken_back_only_where_a_fresh_batch_can_say_so(keys: dict[str
         RunError, match=r"loss.remedy.accept = mipu needs (sync.every|delay|checkpoint.every) = [01], not"
     ):
         lines(of(RemedySection(accept="mipu"), **{"sync": SyncSection(1), **keys}))
+
+
+class Undoing(Plain):
+    """A remedy of somebody's own that may take steps back: no key of the section says so."""
+
+    can_undo = True
+
+
+def test_whether_steps_are_taken_back_the_remedy_says() -> None:
+    recipe = of(RemedySection(name="mine"), sync=SyncSection(1), checkpoint=CheckpointSection(every=50))
+    with pytest.raises(RunError, match=r"loss.remedy.name = mine needs checkpoint.every = 0, not 50"):
+        check_accept(recipe, Undoing())
+    check_accept(recipe, Plain())
+    check_accept(recipe, None)
+
+
+@pytest.mark.parametrize("keys", [{}, {"run": RunSection(diagnose=2)}], ids=["remedy", "diagnose"])
+def test_a_run_whose_sampler_draws_from_a_law_that_is_not_known_is_not_centred(keys: dict[str, Any]) -> None:
+    hotter = MismatchSection(cause="temperature", temperature=1.5)
+    remedy = RemedySection() if keys else RemedySection(centre="scores")
+    with pytest.raises(RecipeError, match=r"mismatch.cause = temperature with .*: scores are centred with what was"):
+        lines(of(remedy, mismatch=hotter, steps=1, **keys))
+    assert len(lines(of(RemedySection(), mismatch=hotter, steps=1))) == 1
+
+
+def test_lag_is_no_surge_of_mismatch() -> None:
+    """The trainer moves away from an exact sampler: `k3` grows, the discrepancy is 0."""
+    found = lines(of(RemedySection(scale_lr="mismatch", scale_lr_by="k3", scale_lr_window=2, scale_lr_period=0.1)))
+    assert found[-1]["k3"] > 3.0 * (found[0]["k3"] + found[1]["k3"]) / 2
+    assert {line["remedy_lr"] for line in found} == {1.0}
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,6 @@ def test_it_is_the_warm_start_in_every_bit() -> None:
         ("sampling.temperature", "0.5"),
         ("sampling.rounds", "2"),
         ("sampling.seed", "2"),
-        ("optimizer.remedy_scale", "0.25"),
         ("run.diagnose", "1"),
     ],
 )

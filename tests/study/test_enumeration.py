@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,35 @@ def test_the_mean_update_of_every_remedy_is_that_of_its_formula(name: str, three
     idle = {"lag", "lag as in PPO"} if three is NOISE else set()
     if name != "none" and name not in idle:  # the mutant: a remedy that does nothing
         assert distance(found, expected_update(WORLD, three, NONE, KERNELS)) > 1e-3
+
+
+@pytest.mark.parametrize("ratio", ["correction", "current", "drift"])
+def test_behind_the_first_update_a_remedy_goes_by_the_ratio_that_it_names(ratio: Any) -> None:
+    """π_old/q, p_θ/q and p_θ/π_old are three where π_old is no longer the trainer."""
+    moved = replace(BOTH, old=BOTH.trainer + 0.3 * np.random.default_rng(9).normal(size=BOTH.trainer.shape))
+    assert moved.old is not None
+    logits = (moved.trainer, moved.old, moved.source, moved.sampler)
+    p, old, s, q = (WORLD.columns(log_softmax(z)) for z in logits)
+    logs = {"correction": old - q, "current": p - q, "drift": p - old}
+    gains = np.repeat(WORLD.rewards[:, None], 4, axis=1)
+    remedies: dict[str, Remedy] = {
+        "token TIS": TokenTIS(1.2, ratio=ratio), "token rejection": TokenRejection(0.8, 1.25, ratio=ratio),
+        "IcePop": IcePop(0.8, 1.25, ratio), "sequence TIS": SequenceTIS(1.5, ratio=ratio),
+        "sequence rejection": SequenceRejection(0.5, 2.0, ratio=ratio),
+        "TRL's mask": SequenceMask(0.0, 1.5, ratio=ratio),
+        "rejection by k3": SequenceRejection(0.0, 0.04, "k3", ratio), "negatives' mask": NegativesMask(0.1, ratio),
+    }  # fmt: skip
+    for name, remedy in remedies.items():
+        weights = {each: FORMULAS[name][1](log, p - s, q, gains) for each, log in logs.items()}
+        found = remedy_weights(WORLD, moved, remedy, KERNELS)
+        apart = {each: float(np.abs(found - weight).max() / max(1.0, weight.max())) for each, weight in weights.items()}
+        assert apart.pop(ratio) < 2e-6, name
+        assert min(apart.values()) > 1e-2, name  # the mutants: by another ratio
+        mass = WORLD.gathered(np.exp(q.sum(1))[:, None] * gains * weights[ratio])
+        exact = mass - mass.sum(1, keepdims=True) * np.exp(log_softmax(moved.trainer))
+        assert distance(expected_update(WORLD, moved, remedy, KERNELS), exact) < 1e-6, name
+        if ratio == "drift":  # in the first update there is none
+            assert (remedy_weights(WORLD, BOTH, remedy, KERNELS) == 1.0).all(), name
 
 
 @pytest.mark.parametrize("three", [NOISE, LAG, BOTH], ids=["noise", "lag", "both"])

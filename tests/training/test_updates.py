@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -303,14 +304,37 @@ def test_a_remedy_may_discard_a_batch() -> None:
     assert trainer.step(rollouts, ADVANTAGES).skipped == ""
 
 
-@pytest.mark.parametrize(("every_update", "rejected"), [(False, 0), (True, COUNT)])
-def test_a_remedy_may_look_again_before_each_update(every_update: bool, rejected: int) -> None:
+@pytest.mark.parametrize(("ratio", "rejected"), [("correction", 0), ("current", COUNT), ("drift", COUNT)])
+def test_a_remedy_may_look_again_before_each_update(ratio: Any, rejected: int) -> None:
     """A band of one ratio keeps everything at first, and nothing once the policy has moved."""
     trainer = make_trainer(loss=LossSection(epochs=2))
-    trainer.remedy = SequenceRejection(1.0, 1.0, every_update=every_update)
+    trainer.remedy = SequenceRejection(1.0, 1.0, ratio=ratio)
     metrics = trainer.step(make_rollouts(trainer.policy), ADVANTAGES)
     assert metrics.remedy_rejected_sequences == rejected
-    assert metrics.updates == (1 if every_update else 2)
+    assert metrics.updates == (2 if ratio == "correction" else 1)
+
+
+@pytest.mark.parametrize(("ratio", "updates"), [("correction", 0), ("current", 0), ("drift", 1)])
+def test_the_drift_is_between_two_policies_of_the_trainer(ratio: Any, updates: int) -> None:
+    """However far off the sampler is, it is 0 in a step's first update; behind that it is what the update moved."""
+    trainer = make_trainer(loss=LossSection(anchor="recomputation", epochs=2))
+    trainer.remedy, seen = SequenceRejection(1.0, 1.0, ratio=ratio), []
+    weights = trainer.remedy.weights
+
+    def kept(ratios: Ratios, mask: Tensor, advantages: Tensor) -> Weighted:
+        seen.append(ratios)
+        return weights(ratios, mask, advantages)
+
+    trainer.remedy.weights = kept  # type: ignore[method-assign]
+    rollouts = make_rollouts(trainer.policy)
+    begun = trainer.policy.logprobs([r.scored for r in rollouts]).logprob
+    metrics = trainer.step([replace(r, logprobs=r.logprobs - 5.0) for r in rollouts], ADVANTAGES)
+    assert metrics.updates == updates
+    if ratio == "drift":
+        first, second = (each.of("drift") for each in seen)
+        assert (first == 0.0).all()
+        assert_same_bits(second, trainer.policy.logprobs([r.scored for r in rollouts]).logprob - begun)
+        assert (seen[1].correction > 4.9).all() and (second != 0.0).any()
 
 
 def test_scores_are_centred_under_reinforce_alone() -> None:

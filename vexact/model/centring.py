@@ -6,7 +6,11 @@ it is 0. It takes logits of two more policies at the weights that sampled, which
 states are computed beside the recorded forward, on the same batch and by the same forward without a gradient, and
 logits follow from them a part of the rows at a time.
 
-Source: Score Centering (arXiv 2609.20807); with the lag ratio as weight it is our reading of paper B's DLC.
+The sampler's distribution is that of its ops' logits: one that draws from another law, or whose logits follow from its
+schedule, cannot be centred with (`vexact.study.mismatch.check_centring` refuses it).
+
+Source: Score Centering (arXiv 2609.20807); with the lag ratio as weight it is our reading of DLC (Li, Zhou and Lan,
+abstract of 29 October 2026).
 """
 
 from __future__ import annotations

@@ -131,6 +131,13 @@ def edited(logits: Tensor, rows: Tensor, edit: Edit | None) -> Tensor:
     return logits if edit is None else edit(logits, rows)
 
 
+def then(first: Edit, second: Edit | None) -> Edit:
+    """One edit of logits behind the other."""
+    if second is None:
+        return first
+    return lambda logits, rows: second(first(logits, rows), rows)
+
+
 def token_parts(rows: int, vocabulary: int) -> list[slice]:
     """Cuts of the rows so that [rows, vocabulary] never stands in memory whole."""
     step = max(1, LOGITS_AT_ONCE // vocabulary)

@@ -20,19 +20,25 @@ from torch import Tensor
 from vexact_kernels import Kernels
 
 BeforeUpdate = Literal["use", "discard"]
-AfterUpdate = Literal["none", "sync", "rollback", "scale_lr"]
+AfterUpdate = Literal["none", "sync", "rollback"]
+Ratio = Literal["correction", "current", "drift"]
 Base = Literal["none", "lag", "sampler"]
 Clip = Literal["truncate", "ppo", "none"]
 
 
 @dataclass(frozen=True)
 class Ratios:
-    """Log-ratios log p − log q of sampled tokens to the sampler, float32 [tokens], whole sequences behind one another.
+    """Log-ratios of sampled tokens, float32 [tokens], whole sequences behind one another.
 
-    correction: p is π_old, the trainer at the start of the step; current: p is the policy that is about to be updated,
-    the same in the first update of a step, and in all of them for remedies that do not ask for it. cuts: the rows of
-    each sequence. lag: log p_θ − log p_s of the current policy, for remedies that ask for it. sampler: log q as it was
-    recorded. The functions below take any of the log-ratios.
+    With π_old the trainer at the start of the step and p_θ the policy that is about to be updated, the same in the
+    first update of a step, and in all of them for remedies that do not ask for it:
+
+        correction   log π_old − log q      r_corr of arXiv 2605.14220
+        current      log p_θ − log q        its r_ppo^rollout = r_ppo^train · r_corr
+        drift        log p_θ − log π_old    its r_ppo^train, both the trainer's; 0 in the first update of a step
+
+    cuts: the rows of each sequence. lag: log p_θ − log p_s of the current policy, for remedies that ask for it.
+    sampler: log q as it was recorded. The functions below take any of the log-ratios.
     """
 
     correction: Tensor
@@ -41,6 +47,15 @@ class Ratios:
     kernels: Kernels
     lag: Tensor | None = None
     sampler: Tensor | None = None
+    drift: Tensor | None = None
+
+    def of(self, ratio: Ratio) -> Tensor:
+        """The log-ratio of that name. Raises ValueError where the caller gave no drift."""
+        if ratio != "drift":
+            return self.correction if ratio == "correction" else self.current
+        if self.drift is None:
+            raise ValueError("the drift needs log-probabilities of the trainer at the start of the step (Ratios.drift)")
+        return self.drift
 
     def token(self, log: Tensor) -> Tensor:
         """p/q of each token: float32 [tokens]; 0 and infinity where float32 ends."""
@@ -122,8 +137,8 @@ class Remedy(Protocol):
         ...
 
     def after_update(self, metrics: Mapping[str, float]) -> AfterUpdate:
-        """What is to happen behind a step, from all of its measures, `lag` among them. Asked, and obeyed, by the loop,
-        once a step.
+        """What is to happen behind a step, from all of its measures, `lag` and the discrepancy `tim/k3` among them.
+        Asked, and obeyed, by the loop, once a step.
         """
         ...
 

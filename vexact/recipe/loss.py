@@ -60,4 +60,6 @@ class LossSection:
     def __post_init__(self) -> None:
         if 0.0 < self.dual_clip <= 1.0:
             raise RecipeError(f"loss.dual_clip = {self.dual_clip} must be above 1, or 0 for none")
-        self.remedy.check(self.name, self.anchor, self.entropy_coef, self.kl.coef if self.kl.place == "loss" else 0.0)
+        divergence = self.kl.coef if self.kl.place == "loss" else 0.0
+        updates = self.epochs * self.mini_batches
+        self.remedy.check(self.name, self.anchor, self.entropy_coef, divergence, updates)

@@ -15,7 +15,6 @@ class OptimizerSection:
     schedule: str = choice("constant", "linear", "cosine")  # vexact/training/schedule.py, over the recipe's steps
     warmup: int = number(0, at_least=0)  # steps in which lr rises from next to nothing
     final: float = number(0.0, at_least=0.0)  # share of lr that linear and cosine go down to
-    remedy_scale: float = number(0.5, above=0.0)  # of lr from then on, each time that a remedy answers scale_lr
     beta1: float = number(0.9, at_least=0.0, below=1.0)
     beta2: float = number(0.999, at_least=0.0, below=1.0)
     eps: float = number(1e-8, above=0.0)

@@ -22,7 +22,7 @@ from vexact.recipe.values import RecipeError, choice, number
 # What supervised steps have no use for, so that no value there is passed over in silence.
 WITHOUT_SFT = (
     "loss", "warm_start", "sync", "delay", "mismatch", "sampling.samples", "sampling.temperature", "sampling.rounds",
-    "sampling.seed", "optimizer.remedy_scale", "run.diagnose",
+    "sampling.seed", "run.diagnose",
 )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from vexact.recipe.values import OPEN, RecipeError, choice, number
 
+PARTS = ("token", "sequence", "centre", "resync", "scale_lr", "accept")  # keys that switch one on
 OWN_WEIGHTS = ("tis", "icepop", "cis")  # token parts that weigh by a ratio to the sampler
 # Bounds of each kind where the recipe leaves both at 0; kinds that are not here need one.
 TOKEN_BOUNDS = {"tis": (0.0, 2.0), "icepop": (0.5, 5.0)}
@@ -28,9 +29,13 @@ class RemedySection:
     """By default nothing. Every part may stand alone; vexact/study/remedies has formulas and sources.
 
     A name switches parts on where they are off, and the resolved recipe holds those parts; a name that is none of
-    `dlc`, `score_centering` and `vcpo` is that of a remedy of `vexact/study/remedies/registry.py`, with `options` of
-    its own. A bound of 0 means the kind's own default, and is resolved too. fp16 on both sides is model.dtype, and the
-    logits of the head are never rounded here: neither needs a remedy.
+    `dlc`, `score_centering` and `vcpo` is that of a remedy that somebody added to
+    `vexact/study/remedies/registry.py`, with `options` of its own. A bound of 0 means the kind's own default, and is
+    resolved too. fp16 on both sides is model.dtype, and the logits of the head are never rounded here: neither needs a
+    remedy.
+
+    token_ratio, sequence_ratio: `correction` is π_old/q, `current` p_θ/q and `drift` p_θ/π_old, which is 1 in the first
+    update of a step (r_corr, r_ppo^rollout and r_ppo^train of arXiv 2605.14220); the last two anew before each update.
 
     Raises RecipeError for parts that cannot go together, and for bounds that nothing can meet.
     """
@@ -38,7 +43,7 @@ class RemedySection:
     name: str = "parts"
     options: Mapping[str, Any] = field(default_factory=dict, metadata=OPEN)  # of a registered remedy
     token: str = choice("off", "tis", "rejection", "icepop", "cis", "dppo")
-    token_ratio: str = choice("correction", "current")  # π_old/q, or p_θ/q anew before each update; dppo: always this
+    token_ratio: str = choice("correction", "current", "drift")  # dppo: always current
     token_low: float = number(0.0, at_least=0.0)  # both 0: tis 0 to 2, icepop 0.5 to 5
     token_high: float = number(0.0, at_least=0.0)
     token_criterion: str = choice("ratio", "k2", "k3")  # of rejection
@@ -48,7 +53,7 @@ class RemedySection:
     token_divergence: str = choice("tv", "kl")  # dppo
     token_delta: float = number(0.0, at_least=0.0)  # dppo; 0: 0.2 for tv, 0.05 for kl
     sequence: str = choice("off", "tis", "rejection", "mask", "negatives")
-    sequence_ratio: str = choice("correction", "current")
+    sequence_ratio: str = choice("correction", "current", "drift")
     sequence_level: str = choice("product", "geometric", "k2", "k3")
     sequence_low: float = number(0.0, at_least=0.0)  # both 0: tis up to 2, rejection 0 to 2, mask 0 to 3
     sequence_high: float = number(0.0, at_least=0.0)
@@ -101,8 +106,7 @@ class RemedySection:
     @property
     def off(self) -> bool:
         """Whether it names no remedy at all."""
-        parts = (self.token, self.sequence, self.centre, self.resync, self.scale_lr, self.accept)
-        return self.name == "parts" and set(parts) == {"off"} and self.ratio == "none"
+        return self.name == "parts" and {getattr(self, part) for part in PARTS} == {"off"} and self.ratio == "none"
 
     def _fill(self, part: str, bounds: tuple[float, float] | None, low: str, high: str) -> None:
         if bounds is not None and getattr(self, low) == getattr(self, high) == 0.0:
@@ -147,6 +151,8 @@ class RemedySection:
             )
         if self.token in OWN_WEIGHTS and self.ratio != "none":
             raise RecipeError(f"loss.remedy.token = {self.token} with ratio = {self.ratio}: two weights for one ratio")
+        if (self.token, self.token_ratio) == ("dppo", "drift"):
+            raise RecipeError("loss.remedy.token_ratio = drift: dppo compares p_θ with q, which is always current")
         if self.scale_lr_on > 1.0 or self.scale_lr_floor > 1.0:
             raise RecipeError("loss.remedy.scale_lr_on and scale_lr_floor are shares, at most 1")
         if self.accept != "off" and not self.accept_fold and not self.accept_c:
@@ -154,10 +160,10 @@ class RemedySection:
         if self.options and (self.name == "parts" or self.name in NAMES):
             raise RecipeError("loss.remedy.options are those of a registered remedy: loss.remedy.name says which")
 
-    def check(self, objective: str, anchor: str, entropy: float, divergence: float) -> None:
+    def check(self, objective: str, anchor: str, entropy: float, divergence: float, updates: int) -> None:
         """Raises RecipeError where it does not go with the rest of the loss section.
 
-        divergence: the coefficient of a KL in the loss.
+        divergence: the coefficient of a KL in the loss. updates: of a step.
         """
         if objective != "reinforce" and (self.centre != "off" or self.ratio != "none"):
             key = "centre" if self.centre != "off" else "ratio"
@@ -175,3 +181,20 @@ class RemedySection:
                 f"loss.remedy.{key} = {getattr(self, key)} with loss.anchor = bypass: the ratio to the sampler that "
                 f"{objective} clips holds that correction already; use loss.anchor = recomputation"
             )
+        self._check_drift(objective, updates)
+
+    def _check_drift(self, objective: str, updates: int) -> None:
+        for part, weighing in (("token", OWN_WEIGHTS), ("sequence", ("tis", "mask"))):
+            kind = getattr(self, part)
+            if kind == "off" or getattr(self, f"{part}_ratio") != "drift":
+                continue
+            if updates == 1:
+                raise RecipeError(
+                    f"loss.remedy.{part}_ratio = drift: a step of one update has none; "
+                    "loss.mini_batches or loss.epochs above 1 make more"
+                )
+            if kind in weighing and objective != "reinforce":
+                raise RecipeError(
+                    f"loss.remedy.{part}_ratio = drift with {part} = {kind}: p_θ/π_old is in the gradient of "
+                    f"{objective} already; only what rejects by it goes with that"
+                )

@@ -68,11 +68,15 @@ class World:
 
 @dataclass(frozen=True)
 class Three:
-    """Logits [prefixes, V] of the trainer, of the weights that sampled, and of the sampler at them."""
+    """Logits [prefixes, V] of the trainer, of the weights that sampled, and of the sampler at them.
+
+    old: of π_old, the trainer at the start of the step; by default, and in the first update of a step, the trainer's.
+    """
 
     trainer: Floats
     source: Floats
     sampler: Floats
+    old: Floats | None = None
 
     @staticmethod
     def drawn(world: World, seed: int, lag: float = 0.0, noise: float = 0.0) -> Three:
@@ -116,10 +120,11 @@ def expected_update(world: World, three: Three, remedy: Remedy, kernels: Kernels
 
 def remedy_weights(world: World, three: Three, remedy: Remedy, kernels: Kernels, baseline: float = 0.0) -> Floats:
     """What the remedy itself answers for every token, 0 where it rejects: float64 [sequences, length]."""
-    p, s, q = (world.columns(log_softmax(logits)) for logits in (three.trainer, three.source, three.sampler))
+    begun = three.trainer if three.old is None else three.old
+    p, s, q, old = (world.columns(log_softmax(z)) for z in (three.trainer, three.source, three.sampler, begun))
     cuts = [slice(at, at + world.length) for at in range(0, p.size, world.length)]
     column = lambda values: torch.tensor(values.reshape(-1), dtype=torch.float32)  # noqa: E731
-    ratios = Ratios(column(p - q), column(p - q), cuts, kernels, column(p - s), column(q))
+    ratios = Ratios(column(old - q), column(p - q), cuts, kernels, column(p - s), column(q), column(p - old))
     gains = column(_tokens(world, world.rewards - baseline))
     found = remedy.weights(ratios, torch.ones(p.size, dtype=torch.bool), gains)
     kept = torch.where(found.kept, found.weights, 0.0)

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from vexact.model.batch import Batch
 from vexact.model.config import ModelConfig
-from vexact.model.ops import Edit, Logprobs, Ops
+from vexact.model.ops import Edit, Logprobs, Ops, then
 from vexact.model.origin import Addresses
 from vexact.model.parameters import Matrix
 from vexact.model.wrapped import Wrapped
@@ -170,7 +170,7 @@ class Noisy(Wrapped):
     def logprobs(
         self, hidden: Tensor, rows: Tensor, head: Matrix, ids: Tensor, temperature: Tensor, edit: Edit | None = None
     ) -> Logprobs:
-        return self.inner.logprobs(hidden, rows, head, ids, temperature, both(self._edit, edit))
+        return self.inner.logprobs(hidden, rows, head, ids, temperature, then(self._edit, edit))
 
     def _edit(self, logits: Tensor, rows: Tensor) -> Tensor:
         if self.noise.site != "logits":
@@ -192,10 +192,3 @@ class Noisy(Wrapped):
 def plus(x: Tensor, added: Tensor) -> Tensor:
     """x + added, where adding 0 of either sign changes no bit: −0 stays −0."""
     return torch.where(added == 0, x, x + added)
-
-
-def both(first: Edit, second: Edit | None) -> Edit:
-    """One edit of logits behind the other."""
-    if second is None:
-        return first
-    return lambda logits, rows: second(first(logits, rows), rows)

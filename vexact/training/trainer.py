@@ -249,7 +249,7 @@ class Trainer:
         now = batch.old if current is None else current
         lag = now - (batch.old if batch.source is None else batch.source)
         correction, behaviour = batch.old - batch.behaviour, batch.behaviour
-        ratios = Ratios(correction, now - behaviour, batch.cuts, self.kernels, lag, behaviour)
+        ratios = Ratios(correction, now - behaviour, batch.cuts, self.kernels, lag, behaviour, now - batch.old)
         found = self.remedy.weights(ratios, torch.ones_like(now, dtype=torch.bool), batch.advantage)
         return replace(batch, weight=found.weights, mask=found.kept), measure_remedy(ratios, found)
 

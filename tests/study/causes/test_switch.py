@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from caused import exact, later, recorded, sampled, scored
+from caused import caused, exact, later, recorded, sampled, scored
 from helpers import assert_same_bits, differing
-from vexact.recipe import MismatchSection, Recipe, RecipeError, SyncSection
-from vexact.study.causes.registry import BY_SCHEDULE, CAUSES
-from vexact.study.mismatch import Mismatch, check_mismatch
+from vexact.model.remedy import Centring
+from vexact.recipe import LossSection, MismatchSection, Recipe, RecipeError, RemedySection, RunSection, SyncSection
+from vexact.study.causes.registry import BY_SCHEDULE, CAUSES, DRAWING
+from vexact.study.mismatch import Mismatch, check_centring, check_mismatch
+from vexact.study.remedies import Centre, RatioWeight, Together, TokenTIS, remedy_of
 
 SHARED = sorted(set(CAUSES) - BY_SCHEDULE - {"temperature", "raw-logprob"})
 
@@ -89,3 +91,43 @@ def test_the_rest_is_taken() -> None:
         check_mismatch(Recipe(mismatch=MismatchSection(cause=cause)))
     check_mismatch(Recipe(mismatch=MismatchSection(cause="torch", side="trainer")))
     assert torch.float32 == exact().dtype
+
+
+UNKNOWN = sorted(DRAWING | BY_SCHEDULE)
+
+
+def test_what_is_drawn_from_is_the_law_of_the_logits_but_for_causes_that_are_named() -> None:
+    """That law is all that scores can be centred with."""
+    others = set()
+    for cause in CAUSES:
+        policy = caused(cause, exact(), dtype="bfloat16")
+        rollouts = sampled(policy)
+        logits = torch.cat(list(policy.logits([rollout.scored for rollout in rollouts])))
+        ids = torch.tensor([token for rollout in rollouts for token in rollout.completion])
+        law = policy.ops.kernels.logprob(logits, ids, torch.full(ids.shape, 0.9), entropy=False)[0]
+        if differing(law, recorded(rollouts)):
+            others.add(cause)
+    assert others == set(UNKNOWN) - {"raw-logprob"}  # which records that law, and draws from another
+
+
+@pytest.mark.parametrize("cause", UNKNOWN)
+def test_scores_are_not_centred_with_a_law_that_was_not_sampled_from(cause: str) -> None:
+    recipe = Recipe(mismatch=MismatchSection(cause=cause))
+    for name in ("dlc", "score_centering"):
+        section = RemedySection(name=name, resync_level="token")
+        with pytest.raises(RecipeError, match=f"mismatch.cause = {cause} with loss.remedy.centre = scores: scores are"):
+            check_centring(replace(recipe, loss=LossSection("reinforce", remedy=section)), remedy_of(section))
+    mine = replace(recipe, loss=LossSection("reinforce", remedy=RemedySection(name="mine")))
+    with pytest.raises(RecipeError, match=f"mismatch.cause = {cause} with loss.remedy.name = mine: scores are"):
+        check_centring(mine, Together(TokenTIS(), Centre(Centring())))  # the object says so, and no key
+    with pytest.raises(RecipeError, match=f"mismatch.cause = {cause} with run.diagnose = 5: scores are"):
+        check_centring(replace(recipe, run=RunSection(diagnose=5)), None)
+    for remedy in (None, TokenTIS(), RatioWeight(Centring("sampler"))):  # what centres nothing needs no law
+        check_centring(recipe, remedy)
+
+
+def test_with_every_other_cause_scores_can_be_centred() -> None:
+    for cause in ("none", "missed-sync", "stale-prefix", "flipped-token", *CAUSES):
+        if cause not in UNKNOWN:
+            recipe = Recipe(mismatch=MismatchSection(cause=cause), run=RunSection(diagnose=5))
+            check_centring(recipe, Centre(Centring("lag")))

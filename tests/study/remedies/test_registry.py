@@ -49,21 +49,27 @@ def test_nothing_is_the_default() -> None:
 @pytest.mark.parametrize(
     ("keys", "kind", "values"),
     [
-        ({"token": "tis"}, TokenTIS, {"cap": 2.0, "floor": 0.0, "every_update": False}),
+        ({"token": "tis"}, TokenTIS, {"cap": 2.0, "floor": 0.0, "ratio": "correction", "every_update": False}),
         ({"token": "tis", "token_low": 0.5, "token_high": 1.5, "token_ratio": "current"}, TokenTIS,
-         {"cap": 1.5, "floor": 0.5, "every_update": True}),
+         {"cap": 1.5, "floor": 0.5, "ratio": "current", "every_update": True}),
+        ({"token": "rejection", "token_high": 1.5, "token_ratio": "drift"}, TokenRejection, {"ratio": "drift"}),
         ({"token": "icepop"}, IcePop, {"low": 0.5, "high": 5.0}),
         ({"token": "cis"}, CIS, {"scale": 2.3, "least": 5e-3, "side": "trainer"}),
         ({"token": "dppo"}, DPPO, {"delta": 0.2, "divergence": "tv", "every_update": True}),
         ({"token": "dppo", "token_divergence": "kl"}, DPPO, {"delta": 0.05, "divergence": "kl"}),
         ({"token": "rejection", "token_high": 1.5, "token_criterion": "k2"}, TokenRejection,
          {"low": 0.0, "high": 1.5, "criterion": "k2"}),
-        ({"sequence": "tis"}, SequenceTIS, {"level": "product", "every_update": False}),
+        ({"sequence": "tis"}, SequenceTIS, {"level": "product", "ratio": "correction"}),
         ({"sequence": "rejection"}, SequenceRejection, {"low": 0.0, "high": 2.0, "level": "product"}),
         ({"sequence": "rejection", "sequence_level": "k3", "sequence_high": 0.01, "sequence_ratio": "current"},
-         SequenceRejection, {"high": 0.01, "level": "k3", "every_update": True}),
+         SequenceRejection, {"high": 0.01, "level": "k3", "ratio": "current", "every_update": True}),
+        ({"sequence": "rejection", "sequence_ratio": "drift"}, SequenceRejection,
+         {"ratio": "drift", "every_update": True}),
+        ({"sequence": "mask", "sequence_ratio": "drift"}, SequenceMask, {"ratio": "drift"}),
+        ({"sequence": "tis", "sequence_ratio": "drift"}, SequenceTIS, {"ratio": "drift"}),
         ({"sequence": "mask"}, SequenceMask, {"low": 0.0, "high": 3.0}),
-        ({"sequence": "negatives", "sequence_delta": 0.5}, NegativesMask, {"delta": 0.5, "every_update": False}),
+        ({"sequence": "negatives", "sequence_delta": 0.5}, NegativesMask,
+         {"delta": 0.5, "ratio": "correction", "every_update": False}),
         ({"centre": "scores"}, Centre, {"centre": Centring("none", "truncate", 0.0, 0.0), "needs_lag": False}),
         ({"ratio": "lag"}, RatioWeight, {"of": Centring("lag"), "needs_lag": True, "centre": None}),
         ({"centre": "scores", "ratio": "lag", "clip": "ppo"}, Centre, {"centre": Centring("lag", "ppo", 0.8, 1.2)}),
@@ -114,7 +120,7 @@ def half(ratios: Ratios, mask: Tensor, advantages: Tensor, *, share: float = 0.5
 
 
 def test_a_new_remedy_is_one_function() -> None:
-    found = make("half", {"share": 0.25}, {**REMEDIES, "half": half})
+    found = make("half", {"share": 0.25}, {"half": half})
     assert isinstance(found, Weighing) and not found.every_update
     log = torch.zeros(3)
     answer = found.weights(Ratios(log, log, [slice(0, 3)], load()), log == 0, log)
@@ -123,20 +129,47 @@ def test_a_new_remedy_is_one_function() -> None:
         make("half", {"shared": 1.0}, {"half": half})
 
 
+class Banded(IcePop):
+    """One of somebody's own that is a class."""
+
+    def __init__(self, high: float) -> None:
+        super().__init__(0.5, high)
+
+
 def test_a_registered_remedy_is_called_by_its_name(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
-    path.write_text("loss: {name: reinforce, remedy: {name: icepop, options: {high: 3.0}}}")
-    found = remedy_of(load_recipe(path).loss.remedy)
-    assert isinstance(found, IcePop) and found.high == 3.0
+    path.write_text("loss: {name: reinforce, remedy: {name: banded, options: {high: 3.0}}}")
+    found = remedy_of(load_recipe(path).loss.remedy, {"half": half, "banded": Banded})
+    assert isinstance(found, Banded) and found.high == 3.0
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("token_tis", "token = tis"), ("token_rejection", "token = rejection"), ("icepop", "token = icepop"),
+        ("cis", "token = cis"), ("dppo", "token = dppo"), ("sequence_tis", "sequence = tis"),
+        ("sequence_rejection", "sequence = rejection"), ("sequence_mask", "sequence = mask"),
+        ("negatives", "sequence = negatives"), ("mipu", "accept = mipu"), ("resync_ess", "resync = ess"),
+        ("scale_lr_mismatch", "scale_lr = mismatch"),
+    ],
+)  # fmt: skip
+def test_what_has_a_key_of_its_own_has_no_name(name: str, key: str) -> None:
+    """By a name it would pass every check of the parts."""
+    assert name not in REMEDIES
+    with pytest.raises(RecipeError, match=f"{name} is no remedy; did you mean loss.remedy.{key}[?]"):
+        of(name=name)
 
 
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"name": "icepopp"}, "loss.remedy.name = icepopp is no remedy; did you mean icepop?"),
-        ({"name": "icepop", "options": {"hihg": 1.0}},
-         "loss.remedy.options.hihg: icepop has no such option; did you mean high?"),
-        ({"name": "icepop", "options": {"low": 9.0}}, "loss.remedy.options of icepop: IcePop needs 0 ≤ low ≤ high"),
+        ({"name": "icepopp"}, "loss.remedy.name = icepopp is no remedy; did you mean loss.remedy.token = icepop?"),
+        ({"name": "dcl"}, "loss.remedy.name = dcl is no remedy; did you mean dlc?"),
+        ({"name": "half", "options": {"shaer": 1.0}},
+         "loss.remedy.options.shaer: half has no such option; did you mean share?"),
+        ({"name": "banded", "options": {"high": 0.1}},
+         "loss.remedy.options of banded: IcePop needs 0 ≤ low ≤ high"),
+        ({"token": "dppo", "token_ratio": "drift"}, "loss.remedy.token_ratio = drift: dppo compares p_θ with q"),
         ({"name": "dlc", "resync_level": "token", "options": {"a": 1}}, "options are those of a registered remedy"),
         ({"token_low": 3.0}, "loss.remedy.token_low = 3.0 is above token_high = 0.0"),
         ({"token": "rejection"}, "loss.remedy.token = rejection needs token_high above 0"),
@@ -154,7 +187,7 @@ def test_a_registered_remedy_is_called_by_its_name(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_parts_that_do_not_go_together_are_refused_by_name(keys: dict[str, Any], words: str) -> None:
     with pytest.raises(RecipeError, match=re.escape(words)):
-        of(**keys)
+        remedy_of(RemedySection(**keys), {"half": half, "banded": Banded})
 
 
 @pytest.mark.parametrize(
@@ -165,6 +198,18 @@ def test_parts_that_do_not_go_together_are_refused_by_name(keys: dict[str, Any],
         ({"centre": "scores"}, {"entropy_coef": 0.1}, "loss.remedy.centre with loss.entropy_coef"),
         ({"sequence": "mask"}, {"name": "ppo"}, "loss.remedy.sequence = mask with loss.anchor = bypass"),
         ({"token": "icepop"}, {"name": "cispo"}, "loss.remedy.token = icepop with loss.anchor = bypass"),
+        ({"sequence": "rejection", "sequence_ratio": "drift"}, {}, "sequence_ratio = drift: a step of one update has"),
+        ({"token": "tis", "token_ratio": "drift"}, {}, "token_ratio = drift: a step of one update has none"),
+        (
+            {"token": "tis", "token_ratio": "drift"},
+            {"name": "ppo", "anchor": "recomputation", "epochs": 2},
+            "token_ratio = drift with token = tis: p_θ/π_old is in the gradient of ppo already",
+        ),
+        (
+            {"sequence": "mask", "sequence_ratio": "drift"},
+            {"name": "gspo", "anchor": "recomputation", "epochs": 2},
+            "sequence_ratio = drift with sequence = mask: p_θ/π_old is in the gradient of gspo already",
+        ),
     ],
 )
 def test_what_does_not_go_with_the_objective_is_refused_with_the_reason(
@@ -172,3 +217,11 @@ def test_what_does_not_go_with_the_objective_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(RecipeError, match=words):
         LossSection(**{"name": "reinforce", **loss}, remedy=RemedySection(**keys))
+
+
+def test_what_rejects_by_the_drift_goes_with_every_objective_of_several_updates() -> None:
+    for part in ("token", "sequence"):
+        keys: dict[str, Any] = {part: "rejection", f"{part}_high": 2.0, f"{part}_ratio": "drift"}
+        for name in ("ppo", "reinforce", "gspo", "cispo"):
+            LossSection(name, mini_batches=4, remedy=RemedySection(**keys))
+    LossSection("reinforce", epochs=2, remedy=RemedySection(token="tis", token_ratio="drift"))

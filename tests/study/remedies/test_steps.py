@@ -14,7 +14,7 @@ def measured(**values: float) -> dict[str, float]:
     return {
         "ess_token": 0.9, "ess_sequence": 0.4, "lag_k3": 0.2, "lag": 3, "candidate": 0, "acceptance_token": 0.0,
         "acceptance_token_raw": 0.0, "acceptance_sequence": 0.0, "acceptance_sequence_raw": 0.0,
-        "completion_length_mean": 10.0, "k3": 0.0, **values,
+        "completion_length_mean": 10.0, "k3": 0.0, "tim/k3": 0.0, **values,
     }  # fmt: skip
 
 
@@ -57,6 +57,18 @@ def test_no_surge_halves_nothing() -> None:
     for step in range(60):
         assert schedule.lr_scale(measured()) == 1.0
         schedule.after_update(measured(completion_length_mean=10.0 if step < 7 else 30.0))
+
+
+def test_a_surge_of_mismatch_is_one_of_the_discrepancy() -> None:
+    """Not of `k3`, in which lag and drift are; and where the sampler is exact there is none."""
+    schedule = SurgeSchedule("k3", window=2, surge=2.0)
+    for k3, discrepancy, since in ((0.1, 0.1, 0), (0.1, 0.1, 0), (9.0, 0.1, 0), (0.1, 0.3, 4)):
+        schedule.after_update(measured(**{"k3": k3, "tim/k3": discrepancy}))
+        assert schedule.since == since
+    exact = SurgeSchedule("k3", window=1)
+    for _ in range(5):
+        exact.after_update(measured(k3=1.0))
+    assert not exact.since
 
 
 def test_the_schedule_goes_on_from_its_state() -> None:

@@ -114,6 +114,23 @@ def test_a_clip_of_ppo_forgets_on_one_side_only() -> None:
     assert answer(RatioWeight(Centring("lag")), given(log, log))[0] == pytest.approx([math.exp(-1), 1, 2])
 
 
+@pytest.mark.parametrize(("ratio", "log"), [("correction", -0.4), ("current", 0.3), ("drift", 0.7)])
+def test_a_weight_is_of_the_ratio_that_it_names(ratio: Any, log: float) -> None:
+    one = torch.ones(1)
+    ratios = Ratios(one * -0.4, one * 0.3, [slice(0, 1)], KERNELS, None, -one, one * 0.7)
+    found = TokenTIS(9.0, ratio=ratio).weights(ratios, one > 0, one).weights
+    assert_within(found, (one * log).double().exp(), bound=1)
+    p = math.exp(-1.0 + (-0.4 if ratio == "correction" else 0.3))  # the trainer's, of the ratio's numerator
+    capped = CIS(0.01, ratio=ratio).weights(ratios, one > 0, one).weights.item()
+    assert capped == pytest.approx(min(math.exp(log), 1.0 + 0.01 * (1.0 - p)), rel=1e-6)
+    bare = Ratios(one, one, [slice(0, 1)], KERNELS, None, -one)
+    if ratio == "drift":
+        with pytest.raises(ValueError, match="the drift needs log-probabilities of the trainer at the start"):
+            TokenTIS(9.0, ratio=ratio).weights(bare, one > 0, one)
+    else:
+        assert TokenTIS(9.0, ratio=ratio).weights(bare, one > 0, one).weights.item() == pytest.approx(math.e)
+
+
 def test_the_lag_ratio_is_not_the_ratio_to_the_sampler() -> None:
     one = torch.ones(1)
     ratios = Ratios(one, one, [slice(0, 1)], KERNELS, one * 0.5, -one)

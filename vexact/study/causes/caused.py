@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from vexact.model.batch import Batch
-from vexact.model.ops import Edit, Logprobs, Ops
+from vexact.model.ops import Edit, Logprobs, Ops, then
 from vexact.model.parameters import Matrix
 from vexact.model.policy import Policy
 from vexact.model.wrapped import Labelled, Wrapped
@@ -52,13 +52,6 @@ class OtherHead(Caused):
             return self.product(hidden[part.to(hidden.device, non_blocking=True)], head)
 
         return self.inner.logprobs(hidden, rows, head, ids, temperature, then(other, edit))
-
-
-def then(first: Edit, second: Edit | None) -> Edit:
-    """One edit of logits behind the other."""
-    if second is None:
-        return first
-    return lambda logits, rows: second(first(logits, rows), rows)
 
 
 def labelled(policy: Policy, label: str) -> Policy:

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from vexact.model.draws import Draws
-from vexact.model.ops import Edit, Logprobs, Ops
+from vexact.model.ops import Edit, Logprobs, Ops, then
 from vexact.model.parameters import Matrix
 from vexact.model.policy import Policy
 from vexact.recipe import MismatchSection
-from vexact.study.causes.caused import Caused, OtherHead, then
+from vexact.study.causes.caused import Caused, OtherHead
 from vexact_kernels import Kernels
 
 

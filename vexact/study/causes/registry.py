@@ -43,4 +43,5 @@ CAUSES: Mapping[str, Cause] = {
 }
 STALE: Mapping[str, StaleCause] = {"missed-sync": missed_sync, "stale-prefix": stale_prefix}
 BY_SCHEDULE = frozenset({"split-kv", "torch"})  # scoring does not find again what was sampled: q has to be kept
+DRAWING = frozenset({"bf16-softmax", "temperature", "raw-logprob"})  # draw from another law than their logits'
 FLIPPED = "flipped-token"  # done to rollouts, and to neither policy

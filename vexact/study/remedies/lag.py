@@ -1,7 +1,8 @@
 """Weights from the ratio of the policy that is updated, and the centring of scores: the parts that DLC is made of.
 
-Paper B of this project's study (Li, Zhou, Lan, 2026, known to us from its abstract alone) corrects discrepancy and lag
-apart. DLC here is *our reading* of that abstract:
+Li, Zhou and Lan ("On the Origin and Evolution of Training-Inference Mismatch in LLM Reinforcement Learning", 29 October
+2026, known to us from its abstract alone) correct discrepancy and lag apart. DLC here is *our reading* of that
+abstract:
 
     g = A·(w_a s_a − Σ_v q_v w_v s_v),   w_v = clip(ℓ_v) held constant,   ℓ_v = p_θ(v)/p_s(v)
 

@@ -1,6 +1,7 @@
 """Remedies by name, and the one that a recipe describes.
 
-A new one is a function that weighs tokens, a line in `REMEDIES`, and a test:
+Those of this package are parts with keys of their own in `loss.remedy`, and reached by these alone: what goes together
+is checked there. A new one is a function that weighs tokens, a line in `REMEDIES`, and a test:
 
     def half(ratios, mask, advantages, *, share: float = 0.5) -> Weighted:
         return Weighted(torch.full_like(ratios.correction, share), mask)
@@ -14,6 +15,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -22,7 +24,7 @@ from torch import Tensor
 
 from vexact.model.remedy import Centring, Plain, Ratios, Remedy, Weighted
 from vexact.recipe import RecipeError, RemedySection
-from vexact.recipe.remedy import NAMES
+from vexact.recipe.remedy import NAMES, PARTS
 from vexact.study.remedies.lag import Centre, RatioWeight
 from vexact.study.remedies.sequence import NegativesMask, SequenceMask, SequenceRejection, SequenceTIS
 from vexact.study.remedies.steps import MIPU, Resync, StepScaling, SurgeSchedule
@@ -42,18 +44,17 @@ class Weighing(Plain):
         return self.weigh(ratios, mask, advantages)
 
 
-REMEDIES: Mapping[str, Callable[..., Remedy] | Weigh] = MappingProxyType({
-    "token_tis": TokenTIS, "token_rejection": TokenRejection, "icepop": IcePop, "cis": CIS, "dppo": DPPO,
-    "sequence_tis": SequenceTIS, "sequence_rejection": SequenceRejection, "sequence_mask": SequenceMask,
-    "negatives": NegativesMask, "resync": Resync, "vcpo_step": StepScaling, "surge": SurgeSchedule, "mipu": MIPU,
-})  # fmt: skip
+Known = Mapping[str, Callable[..., Any]]  # classes of remedies and functions that weigh
+REMEDIES: Known = MappingProxyType({})
 
 
-def make(name: str, options: Mapping[str, Any], known: Mapping[str, Callable[..., Any]] = REMEDIES) -> Remedy:
-    """A registered remedy. Raises RecipeError naming the nearest known name, or the option that it does not have."""
+def make(name: str, options: Mapping[str, Any], known: Known = REMEDIES) -> Remedy:
+    """A registered remedy. Raises RecipeError naming the nearest known name or part, or the option that it does not
+    have."""
     if name not in known:
-        near = difflib.get_close_matches(name, [*known, *NAMES], n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join([*NAMES, *known])}"
+        ways = {**_parts_by_name(), **{each: each for each in [*NAMES, *known]}}
+        near = difflib.get_close_matches(name, ways, n=1, cutoff=0.5)
+        hint = f"did you mean {ways[near[0]]}?" if near else f"known: {', '.join([*NAMES, *known])}"
         raise RecipeError(f"loss.remedy.name = {name} is no remedy; {hint}")
     factory = known[name]
     weighing = not inspect.isclass(factory)
@@ -74,17 +75,31 @@ def _hint(near: list[str], allowed: list[str]) -> str:
     return f"did you mean {near[0]}?" if near else f"it has {', '.join(allowed) or 'none'}"
 
 
-def remedy_of(section: RemedySection) -> Remedy | None:
-    """The remedy that a recipe describes, None where it describes none. Rejection comes first, then weights."""
+def _parts_by_name() -> dict[str, str]:
+    """What somebody may call a part → the key and value that switch it on."""
+    found: dict[str, str] = {}
+    for item in fields(RemedySection):
+        if item.name in PARTS:
+            for kind in item.metadata["choices"][1:]:
+                found[f"{item.name}_{kind}"] = f"loss.remedy.{item.name} = {kind}"
+                found.setdefault(kind, f"loss.remedy.{item.name} = {kind}")
+    return found
+
+
+def remedy_of(section: RemedySection, known: Known = REMEDIES) -> Remedy | None:
+    """The remedy that a recipe describes, None where it describes none. Rejection comes first, then weights.
+
+    known: what its name may be that of, beside those of several parts.
+    """
     if section.off:
         return None
-    chosen = list(_parts(section))
+    chosen = list(_parts(section, known))
     return Together(*chosen) if len(chosen) > 1 else chosen[0]
 
 
-def _parts(section: RemedySection) -> Iterator[Remedy]:
+def _parts(section: RemedySection, known: Known) -> Iterator[Remedy]:
     if section.name != "parts" and section.name not in NAMES:
-        yield make(section.name, section.options)
+        yield make(section.name, section.options, known)
     if section.sequence != "off":
         yield _sequence(section)
     if section.token != "off":
@@ -95,28 +110,28 @@ def _parts(section: RemedySection) -> Iterator[Remedy]:
 
 def _sequence(section: RemedySection) -> Remedy:
     level: Any = section.sequence_level
-    every_update = section.sequence_ratio == "current"
+    ratio: Any = section.sequence_ratio
     low, high, scaled = section.sequence_low, section.sequence_high, (section.sequence_kappa, section.sequence_rms)
     if section.sequence == "tis":
-        return SequenceTIS(high or 2.0, level, every_update, *scaled)
+        return SequenceTIS(high or 2.0, level, ratio, *scaled)
     if section.sequence == "rejection":
-        return SequenceRejection(low, high, level, every_update, *scaled)
+        return SequenceRejection(low, high, level, ratio, *scaled)
     if section.sequence == "mask":
-        return SequenceMask(low, high, level, every_update, *scaled)
-    return NegativesMask(section.sequence_delta, every_update)
+        return SequenceMask(low, high, level, ratio, *scaled)
+    return NegativesMask(section.sequence_delta, ratio)
 
 
 def _token(section: RemedySection) -> Remedy:
-    every_update = section.token_ratio == "current"
+    ratio: Any = section.token_ratio
     low, high = section.token_low, section.token_high
     criterion: Any = section.token_criterion
     side: Any = section.token_p
     divergence: Any = section.token_divergence
     made: dict[str, Callable[[], Remedy]] = {
-        "tis": lambda: TokenTIS(high, low, every_update),
-        "rejection": lambda: TokenRejection(low, high, criterion, every_update),
-        "icepop": lambda: IcePop(low, high, every_update),
-        "cis": lambda: CIS(section.token_lambda, section.token_kappa, side, every_update),
+        "tis": lambda: TokenTIS(high, low, ratio),
+        "rejection": lambda: TokenRejection(low, high, criterion, ratio),
+        "icepop": lambda: IcePop(low, high, ratio),
+        "cis": lambda: CIS(section.token_lambda, section.token_kappa, side, ratio),
         "dppo": lambda: DPPO(section.token_delta, divergence),
     }
     return made[section.token]()

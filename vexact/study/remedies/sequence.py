@@ -1,6 +1,7 @@
 """Remedies of whole sequences: one value of a sequence's ratios decides, or weighs, all of its tokens.
 
-With Δ_t = log p − log q of its T live tokens: `product` exp(ΣΔ), whose spread grows with length like √T; `geometric`
+With Δ_t the log-ratio of its T live tokens, by `ratio` one of `vexact.model.remedy.Ratios` (`correction`, `current` or
+`drift`): `product` exp(ΣΔ), whose spread grows with length like √T; `geometric`
 exp(ΣΔ/T), verl's K1, whose spread shrinks like 1/√T; `k2` the mean of ½Δ² and `k3` that of e^Δ − 1 − Δ. No fixed bound
 on the first two carries over to another length. `Bounds` can therefore be given as κ, in units of the root mean square
 RMS of a token's Δ as it was calibrated:
@@ -21,7 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vexact.model.remedy import Plain, Ratios, Weighted
+from vexact.model.remedy import Plain, Ratio, Ratios, Weighted
 from vexact.study.remedies.token import LARGEST, estimate
 
 Level = Literal["product", "geometric", "k2", "k3"]
@@ -49,11 +50,12 @@ class Bounds:
 
 
 class _OfSequences(Plain):
-    def __init__(self, bounds: Bounds, level: Level, every_update: bool) -> None:
-        self.bounds, self.level, self.every_update = bounds, level, every_update
+    def __init__(self, bounds: Bounds, level: Level, ratio: Ratio) -> None:
+        self.bounds, self.level = bounds, level
+        self.ratio, self.every_update = ratio, ratio != "correction"
 
     def log(self, ratios: Ratios) -> Tensor:
-        return ratios.current if self.every_update else ratios.correction
+        return ratios.of(self.ratio)
 
     def value(self, ratios: Ratios, mask: Tensor) -> Tensor:
         """ΣΔ or ΣΔ/T of each sequence, float32 [sequences]."""
@@ -73,11 +75,11 @@ class SequenceTIS(_OfSequences):
         self,
         cap: float = 2.0,
         level: Literal["product", "geometric"] = "product",
-        every_update: bool = False,
+        ratio: Ratio = "correction",
         kappa: float = 0.0,
         rms: float = 0.0,
     ) -> None:
-        super().__init__(Bounds(0.0, cap, kappa, rms), level, every_update)
+        super().__init__(Bounds(0.0, cap, kappa, rms), level, ratio)
         if cap <= 0.0:
             raise ValueError(f"sequence TIS needs a cap above 0, not {cap}")
 
@@ -103,7 +105,7 @@ class SequenceRejection(_OfSequences):
         low: float,
         high: float,
         level: Level = "product",
-        every_update: bool = False,
+        ratio: Ratio = "correction",
         kappa: float = 0.0,
         rms: float = 0.0,
     ) -> None:
@@ -111,7 +113,7 @@ class SequenceRejection(_OfSequences):
             raise ValueError(f"sequence rejection needs 0 ≤ low ≤ high, not {low} and {high}")
         if kappa and level in ("k2", "k3"):
             raise ValueError(f"sequence rejection by {level} has no bounds of kappa")
-        super().__init__(Bounds(low, high, kappa, rms), level, every_update)
+        super().__init__(Bounds(low, high, kappa, rms), level, ratio)
         self.low, self.high = low, high
 
     def weights(self, ratios: Ratios, mask: Tensor, advantages: Tensor) -> Weighted:
@@ -141,11 +143,11 @@ class SequenceMask(SequenceRejection):
         low: float = 0.0,
         high: float = 3.0,
         level: Literal["product", "geometric"] = "product",
-        every_update: bool = False,
+        ratio: Ratio = "correction",
         kappa: float = 0.0,
         rms: float = 0.0,
     ) -> None:
-        super().__init__(low, high, level, every_update, kappa, rms)
+        super().__init__(low, high, level, ratio, kappa, rms)
 
     def weights(self, ratios: Ratios, mask: Tensor, advantages: Tensor) -> Weighted:
         kept = self.kept(ratios, mask)
@@ -158,18 +160,16 @@ class NegativesMask(Plain):
     (arXiv 2512.02556, Eq. 9), with π_old the *sampler's* recorded probabilities. Weights are 1.
 
     Its δ is not published; TRL suggests 0.5, slime and Miles 1e-4. The mean is over the live tokens. A sequence has one
-    advantage; where tokens differ, that of its first one decides.
+    advantage; where tokens differ, that of its first one decides. ratio: `current` is the paper's.
     """
 
-    every_update = True
-
-    def __init__(self, delta: float, every_update: bool = True) -> None:
+    def __init__(self, delta: float, ratio: Ratio = "current") -> None:
         if delta <= 0.0 or math.isnan(delta):
             raise ValueError(f"the mask of negatives needs a delta above 0, not {delta}")
-        self.delta, self.every_update = delta, every_update
+        self.delta, self.ratio, self.every_update = delta, ratio, ratio != "correction"
 
     def weights(self, ratios: Ratios, mask: Tensor, advantages: Tensor) -> Weighted:
-        log = ratios.current if self.every_update else ratios.correction
+        log = ratios.of(self.ratio)
         negative = torch.stack([advantages[cut][0] < 0 for cut in ratios.cuts])
         dropped = negative & (ratios.means(log, mask) < -self.delta)
         return Weighted(torch.ones_like(log), mask & ~ratios.spread(dropped))

@@ -1,8 +1,8 @@
 """Remedies of whole steps: when the sampler takes the trainer's weights, how far a step goes, whether it stands.
 
 They weigh nothing. What they read are measures of a step by name: `ess_token`, `ess_sequence` and `lag_k3` of
-`vexact/training/lag.py`, `candidate` and `acceptance` of `vexact/training/acceptance.py`, and `lag`, the versions that
-the sampler is older.
+`vexact/training/lag.py`, `candidate` and `acceptance` of `vexact/training/acceptance.py`, `lag`, the versions that the
+sampler is older, and `tim/k3`, the discrepancy that a step's rollouts were found to have.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class Resync(Plain):
     synchronisation begins anew; rollouts that wait are thrown away.
 
     trigger `ess`: the effective sample size (Σℓ)²/(nΣℓ²) of the unclipped lag ratio, over tokens or over sequences, is
-    below the threshold (½, paper B's; our reading of where and when: on the fresh batch, before its first update). The
-    two levels differ by a factor of about T in K3, so neither is a default. `k3`: mean(ℓ − 1 − log ℓ) is above the
-    threshold, a control. `every`: the sampler is that many versions older, a control with a fixed number of
-    synchronisations. What is not a number triggers.
+    below the threshold (½, that of Li, Zhou and Lan, abstract of 29 October 2026; our reading of where and when: on the
+    fresh batch, before its first update). The two levels differ by a factor of about T in K3, so neither is a default.
+    `k3`: mean(ℓ − 1 − log ℓ) is above the threshold, a control. `every`: the sampler is that many versions older, a
+    control with a fixed number of synchronisations. What is not a number triggers.
 
-    discard: the batch that triggers is not trained on (an option; paper B's abstract does not say).
+    discard: the batch that triggers is not trained on (an option; that abstract does not say).
     """
 
     def __init__(
@@ -87,8 +87,9 @@ class SurgeSchedule(Plain):
 
     With s the first step whose value is at least `surge` times the mean over the first `window` steps, the factor of
     step t > s is max(floor, ½^⌊(t − s)/(period·s)⌋). From notes on the paper: 3 times the first 50 steps, a period of
-    about 1.8·s, a floor of 0.1. by: `completion_length_mean`, the paper's; or `k3`, the mismatch itself (ours). A value
-    that is not a number is passed over. Its numbers (sum and count of the window, s, t) go on in a resumed run.
+    about 1.8·s, a floor of 0.1. by: `length`, the paper's, reads `completion_length_mean`; `k3` (ours) the discrepancy
+    `tim/k3`, at the weights that sampled, without lag and drift. A value that is not a number is passed over. Its
+    numbers (sum and count of the window, s, t) go on in a resumed run.
     """
 
     beforehand = False
@@ -102,7 +103,7 @@ class SurgeSchedule(Plain):
                 f"a schedule by surge needs window ≥ 1, surge above 1, period above 0, floor in (0, 1], "
                 f"not {window}, {surge}, {period}, {floor}"
             )
-        self.metric = "completion_length_mean" if by == "length" else "k3"
+        self.metric = "completion_length_mean" if by == "length" else "tim/k3"
         self.window, self.surge, self.period, self.floor = window, surge, period, floor
         self.steps, self.total, self.count, self.since = 0, 0.0, 0, 0
 
@@ -113,7 +114,7 @@ class SurgeSchedule(Plain):
             return "none"
         if self.count < self.window:
             self.total, self.count = self.total + value, self.count + 1
-        elif value >= self.surge * (self.total / self.count):
+        elif value > 0.0 and value >= self.surge * (self.total / self.count):  # an exact sampler's is 0 throughout
             self.since = self.steps
         return "none"
 

@@ -43,16 +43,11 @@ class Together:
         return scale
 
     def after_update(self, metrics: Mapping[str, float]) -> AfterUpdate:
-        """The only answer that is not `none`; a rollback comes with a sync and needs none beside it.
-
-        Raises RuntimeError where remedies want different things.
-        """
-        wanted = {remedy.after_update(metrics) for remedy in self.remedies} - {"none"}
+        """What any of them wants; a rollback comes with a sync and needs none beside it."""
+        wanted = [remedy.after_update(metrics) for remedy in self.remedies]
         if "rollback" in wanted:
-            wanted.discard("sync")
-        if len(wanted) > 1:
-            raise RuntimeError(f"remedies disagree about what follows a step: {', '.join(sorted(wanted))}")
-        return wanted.pop() if wanted else "none"
+            return "rollback"
+        return "sync" if "sync" in wanted else "none"
 
     def state(self) -> dict[str, float]:
         return {f"{i}.{key}": value for i, each in enumerate(self.remedies) for key, value in each.state().items()}

@@ -1,6 +1,7 @@
 """Remedies of single tokens: weights and masks from the ratio r = p/q of the sampled token.
 
-r is π_old/q, the *correction*, or p_θ/q anew before each update (`every_update`). Every ratio is exp of a float32
+r is the `ratio` that a remedy is given: `correction` π_old/q, `current` p_θ/q or `drift` p_θ/π_old, the last two anew
+before each update (`vexact.model.remedy.Ratios` has their names in the literature). Every ratio is exp of a float32
 log-ratio, so it is 0 or infinite where float32 ends; what is not capped is clamped at e^±88, the range of float32
 itself, so that weights are finite. What a mask rejects leaves the divisor of the loss too: that is this engine's rule
 for everything it rejects, and differs from projects that keep such tokens in the denominator.
@@ -13,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vexact.model.remedy import Plain, Ratios, Weighted
+from vexact.model.remedy import Plain, Ratio, Ratios, Weighted
 
 Criterion = Literal["ratio", "k2", "k3"]
 Divergence = Literal["tv", "kl"]
@@ -23,11 +24,11 @@ FINITE = 3.4e38  # just below the largest float32
 
 
 class _OfTokens(Plain):
-    def __init__(self, every_update: bool) -> None:
-        self.every_update = every_update
+    def __init__(self, ratio: Ratio) -> None:
+        self.ratio, self.every_update = ratio, ratio != "correction"
 
     def log(self, ratios: Ratios) -> Tensor:
-        return ratios.current if self.every_update else ratios.correction
+        return ratios.of(self.ratio)
 
 
 class TokenTIS(_OfTokens):
@@ -36,8 +37,8 @@ class TokenTIS(_OfTokens):
     for whole sequences even without a cap, because the prefix keeps the sampler's distribution.
     """
 
-    def __init__(self, cap: float = 2.0, floor: float = 0.0, every_update: bool = False) -> None:
-        super().__init__(every_update)
+    def __init__(self, cap: float = 2.0, floor: float = 0.0, ratio: Ratio = "correction") -> None:
+        super().__init__(ratio)
         if not 0.0 <= floor <= cap or cap <= 0.0:
             raise ValueError(f"token TIS needs 0 ≤ floor ≤ cap, cap above 0, not floor {floor} and cap {cap}")
         self.cap, self.floor = cap, floor
@@ -56,8 +57,8 @@ class TokenRejection(_OfTokens):
     `token_k1`, `token_k2` (1.5 to 3 are usual) and `token_k3` are these; its token_k1 bounds the inverse ratio.
     """
 
-    def __init__(self, low: float, high: float, criterion: Criterion = "ratio", every_update: bool = False) -> None:
-        super().__init__(every_update)
+    def __init__(self, low: float, high: float, criterion: Criterion = "ratio", ratio: Ratio = "correction") -> None:
+        super().__init__(ratio)
         if not 0.0 <= low <= high:
             raise ValueError(f"token rejection needs 0 ≤ low ≤ high, not {low} and {high}")
         self.low, self.high, self.criterion = low, high, criterion
@@ -73,8 +74,8 @@ class IcePop(_OfTokens):
     NeMo-RL use its 0.5 and 5).
     """
 
-    def __init__(self, low: float = 0.5, high: float = 5.0, every_update: bool = False) -> None:
-        super().__init__(every_update)
+    def __init__(self, low: float = 0.5, high: float = 5.0, ratio: Ratio = "correction") -> None:
+        super().__init__(ratio)
         if not 0.0 <= low <= high < FINITE:
             raise ValueError(f"IcePop needs 0 ≤ low ≤ high, finite, not {low} and {high}")
         self.low, self.high = low, high
@@ -89,21 +90,22 @@ class CIS(_OfTokens):
     """Confidence-aware truncation: weight min(r, 1 + λ·max(1 − p, κ)) (arXiv 2609.32444, λ 2.3 and κ 5e-3 its own).
 
     The more certain a token, the less its ratio may exceed 1, as the noise of a log-probability shrinks with 1 − p.
-    Which p is meant we know from notes alone: our reading takes the trainer's, exp(log q + log r); `side` takes the
-    sampler's recorded one instead.
+    Which p is meant we know from notes alone: our reading takes the trainer's, that of the ratio's numerator; `side`
+    takes the sampler's recorded one instead.
     """
 
     def __init__(
-        self, scale: float = 2.3, least: float = 5e-3, side: Side = "trainer", every_update: bool = False
+        self, scale: float = 2.3, least: float = 5e-3, side: Side = "trainer", ratio: Ratio = "correction"
     ) -> None:
-        super().__init__(every_update)
+        super().__init__(ratio)
         if scale <= 0.0 or least < 0.0:
             raise ValueError(f"CIS needs lambda above 0 and kappa at least 0, not {scale} and {least}")
         self.scale, self.least, self.side = scale, least, side
 
     def weights(self, ratios: Ratios, mask: Tensor, advantages: Tensor) -> Weighted:
         log, sampler = self.log(ratios), recorded(ratios)
-        p = torch.clamp(ratios.token(sampler if self.side == "sampler" else sampler + log), max=1.0)
+        trainer = sampler + (ratios.current if self.every_update else ratios.correction)
+        p = torch.clamp(ratios.token(sampler if self.side == "sampler" else trainer), max=1.0)
         cap = 1.0 + self.scale * torch.clamp(1.0 - p, min=self.least)
         return Weighted(torch.minimum(ratios.token(log), cap), mask)
 
