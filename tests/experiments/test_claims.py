@@ -8,28 +8,19 @@ from typing import Any
 
 import pytest
 
-from vexact.experiments.claims import (
-    CONFIRMED,
-    INCONCLUSIVE,
-    NOT_TESTABLE,
-    OPPOSITE,
-    RULES,
-    Always,
-    AtMost,
-    Best,
-    DoseResponse,
-    EqualBits,
-    Gap,
-    Order,
-    Together,
-)
+from vexact.experiments.bits import Always, EqualBits
+from vexact.experiments.claims import RULES, AtMost, Best, DoseResponse, Gap, Order
 from vexact.experiments.evidence import ArmEvidence, Evidence
 from vexact.experiments.gaps import gaps, null_band
+from vexact.experiments.judge import judged
+from vexact.experiments.steps import Together
+from vexact.experiments.study import ClaimSpec, Study
+from vexact.experiments.verdict import CONFIRMED, FEW, INCONCLUSIVE, NOT_TESTABLE, OPPOSITE
 
-NOISE = (-0.04, -0.02, 0.0, 0.01, 0.03, 0.02)
+NOISE = (-0.04, -0.02, 0.0, 0.01, 0.03, 0.02, -0.01, 0.01)
 
 
-def around(value: float, seeds: int = 6) -> list[float | None]:
+def around(value: float, seeds: int = 8) -> list[float | None]:
     return [value + NOISE[i % len(NOISE)] for i in range(seeds)]
 
 
@@ -63,7 +54,7 @@ def test_a_gap_counts_only_outside_the_null_arms() -> None:
     [
         (0.5, "lower", CONFIRMED), (0.8, "lower", INCONCLUSIVE), (1.0, "lower", OPPOSITE),
         (1.0, "higher", CONFIRMED), (0.5, "higher", OPPOSITE),
-        (0.8, "none", CONFIRMED), (0.5, "none", OPPOSITE), (0.75, "none", CONFIRMED), (0.68, "none", OPPOSITE),
+        (0.8, "none", CONFIRMED), (0.5, "none", OPPOSITE), (0.75, "none", INCONCLUSIVE), (0.68, "none", OPPOSITE),
     ],
 )  # fmt: skip
 def test_a_gap_is_judged_by_its_sign(value: float, expect: str, verdict: str) -> None:
@@ -72,21 +63,54 @@ def test_a_gap_is_judged_by_its_sign(value: float, expect: str, verdict: str) ->
 
 
 def test_no_difference_is_not_shown_by_an_interval_that_is_wide() -> None:
-    loose = arm("sampler", [0.5, 1.1, 0.6, 1.0, 0.9, 0.7])
+    loose = arm("sampler", [0.5, 1.1, 0.6, 1.0, 0.9, 0.7, 0.8, 0.8])
     assert Gap("sampler", expect="none").judge(evidence(EXACT, NULL, loose)).verdict == INCONCLUSIVE
 
 
+def test_no_difference_is_not_shown_by_chance_that_is_wide() -> None:
+    """A null arm that is far off by chance says that nothing can be told, not that arms near it are equal."""
+    far, near = arm("other draws", around(0.5), "null"), arm("sampler", around(0.6))
+    assert Gap("sampler", expect="none").judge(evidence(EXACT, far, near)).verdict == INCONCLUSIVE
+    assert Gap("sampler", expect="none", margin=0.3).judge(evidence(EXACT, far, near)).verdict == CONFIRMED
+
+
 def test_few_seeds_give_numbers_and_no_verdict() -> None:
-    few = [arm("exact", around(0.8, 4), "exact"), arm("sampler", around(0.1, 4))]
+    few = [arm("exact", around(0.8, FEW - 1), "exact"), arm("sampler", around(0.1, FEW - 1))]
     for rule in (Gap("sampler"), AtMost("sampler", "late_trainer", 1.0), Order("sampler, exact", "late_trainer")):
         found = rule.judge(evidence(*few))
-        assert found.verdict == INCONCLUSIVE and found.numbers["seeds"] == 4
+        assert found.verdict == INCONCLUSIVE and found.numbers["seeds"] == FEW - 1 == 7
 
 
 def test_all_and_any_of_several_arms() -> None:
     arms = evidence(EXACT, NULL, arm("s 1", around(0.8)), arm("s 2", around(0.4)))
     assert Gap("s *", which="all").judge(arms).verdict == INCONCLUSIVE
     assert Gap("s *", which="any").judge(arms).verdict == CONFIRMED
+
+
+def test_one_of_many_arms_has_to_be_farther_off_than_one_alone() -> None:
+    """Of ten arms that differ by chance alone one is soon found to differ."""
+    odd = arm("s 0", around(0.777))
+    others = [arm(f"s {i}", around(0.8)) for i in range(1, 10)]
+    assert Gap("s 0").judge(evidence(EXACT, odd)).verdict == CONFIRMED
+    assert Gap("s *", which="any").judge(evidence(EXACT, odd, *others)).verdict == INCONCLUSIVE
+    assert Gap("s *", expect="higher").judge(evidence(EXACT, odd, *others)).verdict == INCONCLUSIVE
+    assert Gap("s 0", expect="higher").judge(evidence(EXACT, odd)).verdict == OPPOSITE
+
+
+def test_a_claim_may_have_an_exact_arm_and_null_arms_of_its_own() -> None:
+    """Another coding of rewards ends elsewhere without any mismatch."""
+    plain = [arm("plain exact", around(0.5)), arm("plain draws", around(0.45)), arm("plain head", around(0.4))]
+    arms = evidence(EXACT, NULL, *plain)
+    assert Gap("plain head").judge(arms).numbers["gaps"]["plain head"]["value"] == pytest.approx(-0.4)
+    found = Gap("plain head", against="plain exact", nulls="plain draws").judge(arms)
+    assert found.numbers["gaps"]["plain head"]["value"] == pytest.approx(-0.1)
+    assert found.numbers["null_band"] == [pytest.approx(-0.05), 0.0]
+    best = Best("plain head, plain draws", "plain draws", "plain head", against="plain exact", nulls="plain draws")
+    assert best.judge(arms).numbers["gaps"]["plain draws"]["value"] == pytest.approx(-0.05)
+    response = DoseResponse("sampler *", "shared *", against="plain exact", nulls="plain draws")
+    treated = doses("sampler", {0.01: 0.5, 0.1: 0.44})
+    numbers = response.judge(evidence(EXACT, NULL, *plain, *treated, *doses("shared", {0.01: 0.5, 0.1: 0.5}))).numbers
+    assert numbers["null_band"] == [pytest.approx(-0.05), 0.0]
 
 
 def test_a_gap_to_another_arm_keeps_the_null_band_of_the_exact_one() -> None:
@@ -125,8 +149,32 @@ def test_bits_are_equal_or_not_and_one_seed_is_enough() -> None:
     assert EqualBits("torch", "off", "different").judge(evidence(off, printed("torch", "x", "y"))).verdict == CONFIRMED
 
 
+def compared(
+    name: str, values: Sequence[float | None], tokens: Sequence[int] = (9, 9), lost: Sequence[int] = (0, 0)
+) -> ArmEvidence:
+    ends = {"delta_max": values, "compared": list(tokens), "not_finite": list(lost)}
+    return ArmEvidence(name, "arm", range(len(values)), ends)
+
+
+def test_a_value_of_tokens_says_nothing_where_none_were_compared() -> None:
+    idle, half = compared("a", [0.0, 0.0], (0, 0)), compared("a", [0.0, 0.0], (9, 0))
+    assert Always("a", "delta_max").judge(evidence(idle)).verdict == NOT_TESTABLE
+    found = Always("a", "delta_max").judge(evidence(half))
+    assert (found.verdict, found.numbers["runs_without_comparison"], found.numbers["tokens"]) == (INCONCLUSIVE, 1, 9)
+    control = compared("a", [1.0, 0.0], (9, 0))
+    assert Always("a", "delta_max", expect="none").judge(evidence(control)).verdict == INCONCLUSIVE
+
+
+@pytest.mark.parametrize("values", [(0.0, 0.0), (0.0, None)])
+def test_a_difference_that_is_no_number_is_a_difference(values: Sequence[float | None]) -> None:
+    broken = compared("a", values, lost=(0, 3))
+    found = Always("a", "delta_max").judge(evidence(broken))
+    assert (found.verdict, found.numbers["not_finite"]) == (OPPOSITE, 1)
+    assert Always("a", "delta_max", value=1.0, expect="none").judge(evidence(broken)).verdict == INCONCLUSIVE
+
+
 def test_a_value_is_always_there_or_never() -> None:
-    arms = evidence(arm("exact", [0.0, 0.0], endpoint="delta_max"), arm("torch", [0.0, 1e-7], endpoint="delta_max"))
+    arms = evidence(compared("exact", [0.0, 0.0]), compared("torch", [0.0, 1e-7]))
     assert Always("exact", "delta_max").judge(arms).verdict == CONFIRMED
     assert Always("torch", "delta_max").judge(arms).verdict == OPPOSITE
     assert Always("torch", "delta_max", expect="none").judge(arms).verdict == OPPOSITE
@@ -164,32 +212,22 @@ def test_noise_that_harms_on_both_sides_alike_is_no_harm_of_mismatch() -> None:
     assert Gap("sampler 0.1").judge(evidence(EXACT, NULL, *doses("sampler", low))).verdict == CONFIRMED
 
 
-def reached(name: str, first: Sequence[int | None], second: Sequence[int | None]) -> ArmEvidence:
-    ends: dict[str, list[float | None]] = {
-        "ess_below_half": list(first),
-        "collapse_step": list(second),
-        "ess_min": [0.1] * len(first),
-    }
-    return ArmEvidence(name, "arm", range(len(first)), ends)
-
-
-def test_collapse_that_follows_the_effective_sample() -> None:
-    early = reached("a", [5, 10, 20, 40, 80, 90, 100, 110], [20, 30, 50, 60, 100, 120, 130, 140])
-    assert Together("a").judge(evidence(early)).verdict == CONFIRMED
-    late = reached("a", [5, 10, 20, 40, 80, 90, 100, 110], [140, 130, 120, 100, 60, 50, 30, 20])
-    assert Together("a").judge(evidence(late)).verdict == OPPOSITE
-
-
-def test_runs_that_did_not_reach_both_are_counted_and_not_correlated() -> None:
-    some = reached("a", [5, 10, None, None], [20, None, 50, None])
-    found = Together("a").judge(evidence(some))
-    assert found.verdict == INCONCLUSIVE
-    assert (found.numbers["both"], found.numbers["ess_below_half_only"], found.numbers["collapse_step_only"]) == (
-        1,
-        1,
-        1,
+@pytest.mark.parametrize(("free", "verdict"), [("as many", CONFIRMED), ("twice as many", INCONCLUSIVE)])
+def test_a_claim_that_needs_another_stands_with_it(free: str, verdict: str) -> None:
+    ends: dict[str, Sequence[float | None]] = {"late_trainer": around(0.5), "syncs": [10.0] * 8}
+    arms = evidence(
+        ArmEvidence("fixed", "arm", range(8), {**ends, "syncs": [10.0 if free == "as many" else 20.0] * 8}),
+        ArmEvidence("ess", "arm", range(8), {**ends, "late_trainer": around(0.7)}),
     )
-    assert Together("a").judge(evidence(reached("a", [5], [None]))).verdict == NOT_TESTABLE
+    claims = (
+        ClaimSpec("even", "even", "matched", {"arms": "fixed, ess"}),
+        ClaimSpec("B5", "higher", "order", {"arms": "fixed, ess", "endpoint": "late_trainer"}, needs="even"),
+    )
+    study = Study("made.yaml", "made", "", "", {}, {}, (), claims, (0,))
+    even, found = judged(study, arms)
+    assert even["verdict"] == (CONFIRMED if free == "as many" else OPPOSITE)
+    assert found["verdict"] == verdict and "'even'" in found["rule"]
+    assert found["numbers"].get("needs") == (None if free == "as many" else {"even": OPPOSITE})
 
 
 def test_an_order_is_that_of_the_names() -> None:
@@ -206,6 +244,8 @@ def test_an_order_is_that_of_the_names() -> None:
         (0.5, 0.79, 0.3, OPPOSITE),  # it mends, but another one comes nearer
         (0.2, 0.3, 0.4, OPPOSITE),
         (0.78, 0.79, 0.3, INCONCLUSIVE),  # no telling which is nearer
+        (0.79, 0.78, 0.3, INCONCLUSIVE),  # nor is it told by a point that is nearer by a little
+        (0.79, 0.75, 0.3, INCONCLUSIVE),  # … or by as little as chance leaves between any two
         (0.8, 0.8, 0.8, NOT_TESTABLE),  # nothing was to be mended
     ],
 )
@@ -235,6 +275,8 @@ def test_every_rule_says_itself_in_words() -> None:
         "untreated": "b",
         "endpoint": "drift",
         "bound": 2.0,
+        "first": "ess_below_half",
+        "second": "collapse_step",
     }
     for kind in RULES.values():
         needed = {name: given[name] for name in given if name in kind.__dataclass_fields__}

@@ -11,7 +11,7 @@ import yaml
 
 from vexact.experiments import StudyError, load_study
 from vexact.experiments.recipes import Job, digest_of, kept_keys, plan
-from vexact.recipe import CheckpointSection, ModelSection, Recipe, RunSection, SyncSection
+from vexact.recipe import CheckpointSection, MismatchSection, ModelSection, Recipe, RunSection, SyncSection
 from vexact_kernels import Kernels, load
 
 TINY = Recipe(model=ModelSection("tiny-modsum"))
@@ -50,6 +50,21 @@ def test_a_digest_names_the_bits_of_a_run_and_nothing_else(kernels: Kernels) -> 
     assert len(name) == 16
     # What can be read off a run is part of its name: its bits are not changed by it.
     assert digest_of(replace(TINY, run=RunSection(diagnose=5)), kernels) != name
+
+
+def test_how_a_run_is_computed_names_it_where_a_cause_goes_by_it(kernels: Kernels) -> None:
+    for cause, renamed in (("torch", True), ("split-kv", True), ("split-k", False)):
+        plain = replace(TINY, mismatch=MismatchSection(cause=cause))
+        others = [
+            replace(plain, sampling=replace(plain.sampling, **{key: 3}))
+            for key in ("tokens_per_step", "chunk", "running", "pages")
+        ]
+        others += [
+            replace(plain, optimizer=replace(plain.optimizer, tokens_at_once=3)), replace(plain, device="cuda")
+        ]  # fmt: skip
+        names = {digest_of(each, kernels) for each in (plain, *others)}
+        assert len(names) == (7 if renamed else 1)
+        assert digest_of(replace(plain, checkpoint=CheckpointSection(every=9)), kernels) in names
 
 
 def test_a_key_at_its_default_is_no_part_of_it() -> None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from vexact.report.by_step import lit_arms, panels, small_multiples
+from dataclasses import replace
+
+import pytest
+
+from runs import lines_of, run, small_recipe
+from vexact.recipe import CheckpointSection, EvalSection, LossSection, MismatchSection, RemedySection, RunSection
+from vexact.report.by_step import GRADIENT, METRICS, Metric, lit_arms, panels, small_multiples
 from vexact.report.curve import Curve
 from vexact.report.figure import Grey, Line, Panel
 from vexact.report.study import Arm, SeedRun, Study
@@ -48,6 +54,47 @@ def test_what_equals_k3_is_not_drawn_twice() -> None:
     other = {**curves, "rollout_corr/k3_kl": Curve.of([(0, 0.2)])}
     ids = lambda each: [p.id for p in panels(Study("t", "", (Arm("a", "arm", "a", {}, (SeedRun(0, each),)),)))[0]]  # noqa: E731
     assert ids(curves) == ["k3"] and ids(other) == ["k3", "k3-whole"]
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
+    """Metric → its values in a run that measures all there is."""
+    folder = tmp_path_factory.mktemp("logged")
+    recipe = small_recipe(
+        folder / "run", folder / "odd.py", checkpoint=CheckpointSection(), eval=EvalSection(items=2, every=2),
+        loss=LossSection(name="reinforce", remedy=RemedySection(resync="ess", resync_level="sequence")),
+        mismatch=MismatchSection(site="weights", sigma=0.2),
+        run=RunSection(folder=str(folder / "run"), diagnose=2, diagnose_batch=1),
+    )  # fmt: skip
+    run(replace(recipe, task=replace(recipe.task, held_out=0.1)))
+    found: dict[str, list[float]] = {}
+    for line in lines_of(folder / "run"):
+        for name, value in line.items():
+            if isinstance(value, int | float):
+                found.setdefault(name, []).append(float(value))
+    return found
+
+
+@pytest.mark.parametrize("metric", [*METRICS, *GRADIENT], ids=lambda metric: metric.id)
+def test_a_run_logs_what_charts_are_drawn_of(metric: Metric, logged: dict[str, list[float]]) -> None:
+    assert set(metric.names) | set(metric.beside) <= logged.keys()
+
+
+def test_what_a_run_logs_that_has_nothing_to_measure_is_what_is_left_out(logged: dict[str, list[float]]) -> None:
+    assert min(logged["ess_sequence"]) < 1.0 and min(logged["gap/ess_sequence"]) < 1.0
+    idle = {metric.names[0]: metric.idle for metric in (*METRICS, *GRADIENT) if metric.idle is not None}
+    assert idle == {"ess_sequence": 1.0, "ess_token": 1.0, "skew_positive": 0.0, "skew_negative": 0.0}
+    curves = {name: Curve.of([(0, value), (1, value)]) for name, value in idle.items() if value is not None}
+    study = lambda each: Study("t", "", (Arm("a", "arm", "a", {}, (SeedRun(0, each),)),))  # noqa: E731
+    assert panels(study(curves))[0] == panels(study(curves), GRADIENT)[0] == []
+    curves["ess_sequence"] = Curve.of([(0, 1.0), (1, 0.4)])
+    curves["skew_negative"] = Curve.of([(0, 0.0), (1, -0.2)])
+    drawn = [panel.id for metrics in (METRICS, GRADIENT) for panel in panels(study(curves), metrics)[0]]
+    assert drawn == ["ess-lag", "skew-negative"]
+
+
+def test_what_nobody_asked_for_is_not_missed() -> None:
+    assert panels(Study("t", "", (arm("a"),)), GRADIENT) == ([], [])
 
 
 def test_of_many_arms_the_exact_one_and_the_farthest_are_coloured() -> None:

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from vexact.experiments import endpoints
 from vexact.report import dose, gaps
 from vexact.report.curve import Curve
 from vexact.report.figure import Grey, Panel, Points
 from vexact.report.study import Arm, SeedRun, Study
-from vexact.report.table import table
+from vexact.report.table import STEPS, table
 
 NAN = math.nan
 
@@ -108,3 +109,7 @@ def test_the_table_has_medians_ranges_and_steps_that_never_came() -> None:
 def test_a_chart_of_collapse_needs_a_collapse() -> None:
     arms = [arm(name, k3=k3, collapse_step=(NAN,), peak_trainer=(0.9,)) for name, k3 in (("a", 1e-3), ("b", 1e-2))]
     assert [panel.id for panel in dose.panels(Study("t", "", tuple(arms)))[0]] == ["dose"]
+
+
+def test_the_table_knows_every_endpoint_that_is_a_step() -> None:
+    assert STEPS == endpoints.STEPS

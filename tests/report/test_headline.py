@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from vexact.experiments.verdict import FEW
+from vexact.report import headline as headlines
 from vexact.report.headline import few_seeds, headline, verdict_of
 from vexact.report.number import flat, pairs, written
 from vexact.report.study import Arm, Claim, SeedRun, Study
@@ -38,9 +40,10 @@ def test_a_verdict_may_be_longer_or_unheard_of() -> None:
     assert "1 undecided" in headline(study("undecided"))[1]
 
 
-@pytest.mark.parametrize(("seeds", "words"), [(1, "One seed"), (3, "3 seeds give ranges"), (5, "")])
+@pytest.mark.parametrize(("seeds", "words"), [(1, "One seed"), (7, "7 seeds give ranges"), (8, "")])
 def test_few_seeds_are_said(seeds: int, words: str) -> None:
     assert few_seeds(study(seeds=seeds)).startswith(words) and bool(few_seeds(study(seeds=seeds))) == bool(words)
+    assert headlines.FEW == FEW
 
 
 @pytest.mark.parametrize(

@@ -1,107 +1,37 @@
 """The rules that decide claims, fixed before any run: frozen dataclasses whose fields are what a study file may set.
+Here those about sizes; `bits.py` and `steps.py` have the others.
 
 A verdict is `confirmed here`, `opposite`, `inconclusive` or `not testable`. Three things hold for every rule about
 sizes. An arm's gap is mean(arm) − mean(exact); seeds are independent once arms have parted, so nothing is paired. A gap
 *counts* where its bootstrap interval (19 in 20) lies outside the null band: from the smallest to the greatest gap
-of the null arms, 0 among them. With fewer than FEW seeds there is no verdict but `inconclusive`, with the numbers.
+of the null arms, 0 among them. With fewer than FEW = 8 seeds there is no verdict but `inconclusive`, with the numbers.
 
-Rules about bits need one run: equality is not a matter of luck. A new rule is a dataclass here, a line in RULES and a
-test that gives each of its verdicts.
+What one arm of k is said to do, as with `which: any`, has k chances to come out by luck: there intervals cover
+1 − 0.05/k (Bonferroni). A claim that all of k arms must bear out needs no such thing.
+
+Rules about bits need one run: equality is not a matter of luck. A new rule is a dataclass, a line in RULES and a test
+that gives each of its verdicts.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
+from vexact.experiments.bits import Always, EqualBits
 from vexact.experiments.evidence import Evidence
-from vexact.experiments.gaps import by_dose, chosen, finite, gaps, null_band
+from vexact.experiments.gaps import base_of, by_dose, chosen, finite, gaps, null_band
 from vexact.experiments.statistics import (
-    Interval,
     difference_interval,
+    lead_interval,
     mean,
     mean_interval,
+    of_several,
     rank_correlation,
-    rank_correlation_interval,
 )
-
-CONFIRMED, OPPOSITE, INCONCLUSIVE, NOT_TESTABLE = "confirmed here", "opposite", "inconclusive", "not testable"
-FEW = 5  # seeds below which an interval by resampling says nothing
-SUCCESS = "late_trainer"  # of one evaluation alone the questions' luck is a large part
-BAND = "A gap counts where its 95 % bootstrap interval over seeds lies outside the gaps of the null arms and 0."
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """verdict: one of the four. numbers: what it rests on, as JSON."""
-
-    verdict: str
-    numbers: Mapping[str, Any]
-
-
-class Rule(Protocol):
-    """`arms` and its like are patterns of arms' names, which commas separate."""
-
-    def text(self) -> str:
-        """The rule in words."""
-        ...
-
-    def judge(self, evidence: Evidence) -> Verdict: ...
-
-
-@dataclass(frozen=True)
-class EqualBits:
-    """Whether runs end with the very weights of another arm's, seed by seed."""
-
-    arms: str
-    against: str
-    expect: str = "equal"  # or `different`, for a control
-
-    def text(self) -> str:
-        return f"At equal seeds every run's weights at the end are {self.expect} in bits, compared with {self.against}."
-
-    def judge(self, evidence: Evidence) -> Verdict:
-        pairs = [
-            (f"{arm.name}, seed {seed}", print_ == theirs[seed])
-            for arm in chosen(evidence, self.arms)
-            for other in chosen(evidence, self.against)
-            for theirs in [dict(zip(other.seeds, other.fingerprints, strict=True))]
-            for seed, print_ in zip(arm.seeds, arm.fingerprints, strict=True)
-            if seed in theirs
-        ]
-        if not pairs:
-            return Verdict(NOT_TESTABLE, {"compared": 0})
-        equal = [name for name, same in pairs if same]
-        wanted = len(equal) == len(pairs) if self.expect == "equal" else not equal
-        numbers = {"compared": len(pairs), "equal": len(equal), "different": [n for n, same in pairs if not same][:8]}
-        return Verdict(CONFIRMED if wanted else OPPOSITE, numbers)
-
-
-@dataclass(frozen=True)
-class Always:
-    """Whether an endpoint has one value in every run (`expect: all`), or in none, as a control must (`none`)."""
-
-    arms: str
-    endpoint: str
-    value: float = 0.0
-    expect: str = "all"
-
-    def text(self) -> str:
-        return f"{self.endpoint} is {self.value:g} in {'every run' if self.expect == 'all' else 'no run'}."
-
-    def judge(self, evidence: Evidence) -> Verdict:
-        values = [value for arm in chosen(evidence, self.arms) for value in arm.values(self.endpoint)]
-        if not values:
-            return Verdict(NOT_TESTABLE, {"runs": 0})
-        equal = sum(value == self.value for value in values)
-        wanted = equal == len(values) if self.expect == "all" else equal == 0
-        return Verdict(
-            CONFIRMED if wanted else OPPOSITE,
-            {"runs": len(values), "equal": equal, "min": finite(min(values)), "max": finite(max(values))},
-        )
+from vexact.experiments.steps import Leads, Matched, Together
+from vexact.experiments.verdict import BAND, CONFIRMED, FEW, INCONCLUSIVE, NOT_TESTABLE, OPPOSITE, SUCCESS, Verdict
 
 
 @dataclass(frozen=True)
@@ -112,43 +42,46 @@ class Gap:
     endpoint: str = SUCCESS
     expect: str = "lower"
     which: str = "all"
-    margin: float = 0.1  # a gap inside ± margin is none
+    margin: float = 0.05  # a gap whose interval lies inside ± margin is none; chance that is wider shows nothing
     against: str = ""  # by default the exact arm
+    nulls: str = ""  # by default the null arms
 
     def text(self) -> str:
         if self.expect == "none":
-            return f"The interval of each gap of {self.endpoint} lies within ± {self.margin:g} or the null band."
-        return f"{self.which} of the gaps of {self.endpoint} count, and are {self.expect}. {BAND}"
+            return (
+                f"The 95 % bootstrap interval of each gap of {self.endpoint} lies within ± {self.margin:g} (opposite: "
+                f"one counts, at 1 − 0.05/k of k arms). {BAND}"
+            )
+        extra = "" if self.which == "all" else " Of k arms intervals cover 1 − 0.05/k."
+        return f"{self.which} of the gaps of {self.endpoint} count, and are {self.expect}. {BAND}{extra}"
 
     def judge(self, evidence: Evidence) -> Verdict:
-        found = gaps(evidence, self.arms, self.endpoint, self.against)
+        found = gaps(evidence, self.arms, self.endpoint, self.against, self.nulls)
         if not found.of:
             return Verdict(NOT_TESTABLE, found.numbers())
         if found.seeds < FEW:
             return Verdict(INCONCLUSIVE, found.numbers())
-        signs = [found.sign(gap) for gap in found.of.values()]
+        surely = [found.sign(gap) for gap in found.any_of.values()]
         if self.expect == "none":
-            near = [self._near(gap, found.band) for gap in found.of.values()]
-            return Verdict(CONFIRMED if all(near) else OPPOSITE if any(signs) else INCONCLUSIVE, found.numbers())
+            near = all(-self.margin <= gap.low and gap.high <= self.margin for gap in found.of.values())
+            return Verdict(CONFIRMED if near else OPPOSITE if any(surely) else INCONCLUSIVE, found.numbers())
         wanted = -1 if self.expect == "lower" else 1
-        right = [sign == wanted for sign in signs]
-        if all(right) if self.which == "all" else any(right):
+        right = [found.sign(gap) == wanted for gap in found.of.values()]
+        if all(right) if self.which == "all" else wanted in surely:
             return Verdict(CONFIRMED, found.numbers())
-        wrong = [sign == -wanted for sign in signs]
-        return Verdict(OPPOSITE if any(wrong) and not any(right) else INCONCLUSIVE, found.numbers())
-
-    def _near(self, gap: Interval, band: tuple[float, float]) -> bool:
-        return gap.low >= min(-self.margin, band[0]) and gap.high <= max(self.margin, band[1])
+        return Verdict(OPPOSITE if -wanted in surely and not any(right) else INCONCLUSIVE, found.numbers())
 
 
 @dataclass(frozen=True)
 class DoseResponse:
-    """Whether harm against a placebo at the same dose grows with the dose."""
+    """Whether harm against a placebo at the same dose grows with the dose. against, nulls: for the null band alone."""
 
     arms: str
     placebo: str
     dose: str = "mismatch.k3"
     endpoint: str = SUCCESS
+    against: str = ""  # by default the exact arm
+    nulls: str = ""  # by default the null arms
 
     def text(self) -> str:
         return (
@@ -164,7 +97,7 @@ class DoseResponse:
         pairs = {dose: sides for dose, sides in pairs.items() if all(sides)}
         if not pairs:
             return Verdict(NOT_TESTABLE, {"doses": doses})
-        low, high = null_band(evidence, self.endpoint)
+        low, high = null_band(evidence, self.endpoint, self.against, self.nulls)
         harm = {dose: difference_interval(*sides) for dose, sides in pairs.items()}
         values = [interval.value for interval in harm.values()]
         seeds = min(len(side) for sides in pairs.values() for side in sides)
@@ -184,44 +117,6 @@ class DoseResponse:
 
 
 @dataclass(frozen=True)
-class Together:
-    """Whether one step comes early where another does: collapse and ESS below ½, over all runs of the arms."""
-
-    arms: str
-    first: str = "ess_below_half"
-    second: str = "collapse_step"
-
-    def text(self) -> str:
-        return (
-            f"Over runs that reached both, Spearman's ρ of {self.first} and {self.second} is above 0 (opposite: "
-            f"below), by its 95 % bootstrap interval; at least {FEW} such runs."
-        )
-
-    def judge(self, evidence: Evidence) -> Verdict:
-        pairs = [
-            pair
-            for arm in chosen(evidence, self.arms)
-            if arm.endpoints.get("ess_min") or self.first != "ess_below_half"
-            for pair in zip(arm.values(self.first), arm.values(self.second), strict=True)
-        ]
-        both = [(a, b) for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
-        numbers: dict[str, Any] = {
-            "runs": len(pairs),
-            "both": len(both),
-            f"{self.first}_only": sum(math.isfinite(a) and not math.isfinite(b) for a, b in pairs),
-            f"{self.second}_only": sum(math.isfinite(b) and not math.isfinite(a) for a, b in pairs),
-            "first_before_second": sum(a <= b for a, b in both),
-        }
-        if not any(math.isfinite(b) for _, b in pairs):
-            return Verdict(NOT_TESTABLE, numbers)
-        if len(both) < FEW:
-            return Verdict(INCONCLUSIVE, numbers)
-        rho = rank_correlation_interval([a for a, _ in both], [b for _, b in both])
-        numbers["rank_correlation"] = {name: finite(value) for name, value in rho.numbers().items()}
-        return Verdict(CONFIRMED if rho.low > 0.0 else OPPOSITE if rho.high < 0.0 else INCONCLUSIVE, numbers)
-
-
-@dataclass(frozen=True)
 class Order:
     """Whether an endpoint's means come in the order in which arms are named, the smallest first."""
 
@@ -231,7 +126,7 @@ class Order:
     def text(self) -> str:
         return (
             f"mean {self.endpoint} rises from each of the arms, in the order named, to the next, by the 95 % bootstrap "
-            "interval of the difference (opposite: one falls so)."
+            "interval of the difference (opposite: one of k falls, at 1 − 0.05/k)."
         )
 
     def judge(self, evidence: Evidence) -> Verdict:
@@ -250,7 +145,8 @@ class Order:
             return Verdict(INCONCLUSIVE, numbers)
         if all(rise.low > 0.0 for rise in rises):
             return Verdict(CONFIRMED, numbers)
-        return Verdict(OPPOSITE if any(rise.high < 0.0 for rise in rises) else INCONCLUSIVE, numbers)
+        surely = [difference_interval(b, a, of_several(len(rises))) for a, b in pairwise(samples)]
+        return Verdict(OPPOSITE if any(rise.high < 0.0 for rise in surely) else INCONCLUSIVE, numbers)
 
 
 @dataclass(frozen=True)
@@ -261,33 +157,42 @@ class Best:
     best: str
     untreated: str
     endpoint: str = SUCCESS
+    against: str = ""  # by default the exact arm
+    nulls: str = ""  # by default the null arms
 
     def text(self) -> str:
         return (
-            f"Of all arms {self.best} has the smallest |gap| of {self.endpoint}, and it is above {self.untreated} by "
-            "its 95 % bootstrap interval (opposite: it is below it so, or another one's |gap| is smaller and the "
-            f"difference of the two counts). Not testable where {self.untreated} has no gap that counts. {BAND}"
+            f"Of all arms {self.best} has the smallest |gap| of {self.endpoint}, nearer than the next one's by more "
+            f"than null arms are off, and it is above {self.untreated}, both by 95 % bootstrap intervals (opposite: it "
+            f"is below it so, or another one's |gap| is smaller by as much). Not testable where {self.untreated} has "
+            f"no gap that counts. {BAND}"
         )
 
     def judge(self, evidence: Evidence) -> Verdict:
-        found = gaps(evidence, f"{self.arms}, {self.best}", self.endpoint)
-        harm = gaps(evidence, self.untreated, self.endpoint)
-        if self.best not in found.of or not harm.of:
+        found = gaps(evidence, f"{self.arms}, {self.best}", self.endpoint, self.against, self.nulls)
+        harm = gaps(evidence, self.untreated, self.endpoint, self.against, self.nulls)
+        others = [evidence.arms[name].values(self.endpoint) for name in found.of if name != self.best]
+        if self.best not in found.of or not harm.of or not others:
             return Verdict(NOT_TESTABLE, found.numbers())
-        ranking = sorted(found.of, key=lambda name: abs(found.of[name].value))
         best = evidence.arms[self.best].values(self.endpoint)
+        base = [value for arm in base_of(evidence, self.against) for value in arm.values(self.endpoint)]
         mended = difference_interval(best, chosen(evidence, self.untreated)[0].values(self.endpoint))
-        ahead = difference_interval(best, evidence.arms[ranking[0]].values(self.endpoint))
-        numbers = {**found.numbers(), "untreated": harm.numbers()["gaps"], "ranking": ranking}
-        numbers |= {"mended": mended.numbers(), "against_nearest": ahead.numbers()}
+        lead = lead_interval(best, others, base)
+        numbers = {
+            **found.numbers(),
+            "untreated": harm.numbers()["gaps"],
+            "ranking": sorted(found.of, key=lambda name: abs(found.of[name].value)),
+            "mended": mended.numbers(),
+            "lead": lead.numbers(),
+        }
         if min(found.seeds, harm.seeds) < FEW:
             return Verdict(INCONCLUSIVE, numbers)
         if not any(harm.sign(gap) for gap in harm.of.values()):
             return Verdict(NOT_TESTABLE, numbers)
-        if ranking[0] == self.best and mended.low > 0.0:
+        chance = max(map(abs, found.band))
+        if lead.low > chance and mended.low > 0.0:
             return Verdict(CONFIRMED, numbers)
-        beaten = ranking[0] != self.best and found.sign(ahead) != 0
-        return Verdict(OPPOSITE if mended.high < 0.0 or beaten else INCONCLUSIVE, numbers)
+        return Verdict(OPPOSITE if mended.high < 0.0 or lead.high < -chance else INCONCLUSIVE, numbers)
 
 
 @dataclass(frozen=True)
@@ -312,7 +217,8 @@ class AtMost:
             return Verdict(INCONCLUSIVE, numbers)
         if all(interval.high <= self.bound for interval in found.values()):
             return Verdict(CONFIRMED, numbers)
-        return Verdict(OPPOSITE if any(i.low > self.bound for i in found.values()) else INCONCLUSIVE, numbers)
+        surely = [mean_interval(samples[name], of_several(len(found))) for name in found]
+        return Verdict(OPPOSITE if any(i.low > self.bound for i in surely) else INCONCLUSIVE, numbers)
 
 
 RULES: dict[str, type[Any]] = {
@@ -321,6 +227,8 @@ RULES: dict[str, type[Any]] = {
     "gap": Gap,
     "dose-response": DoseResponse,
     "together": Together,
+    "leads": Leads,
+    "matched": Matched,
     "order": Order,
     "best": Best,
     "at-most": AtMost,

@@ -17,10 +17,22 @@ Line = Mapping[str, Any]
 Endpoints = dict[str, float | int | None]
 
 # Endpoints that are a step: None says "not up to the end", which is later than any step.
-STEPS = ("collapse_step", "ess_below_half", "parted")
+# With what a run measures wherever it can tell that it was not reached.
+STEPS = {
+    "collapse_step": "peak_trainer",
+    "ess_below_half": "ess_min",
+    "first_sync": "syncs",
+    "k3_leaves": "k3_start",
+    "success_falls": "peak_trainer",
+    "parted": "",
+}
 SMOOTHED = 3  # evaluations: held-out success of few questions jumps by some points
 STAYS = 20  # steps for which success must stay below half of its peak
 LATE = 10  # steps whose mean reward is the endpoint `late_reward`
+EARLY, TIMES, WINDOW = 20, 2.0, 10  # K3 leaves where its median of WINDOW steps is above TIMES that of the first EARLY
+FALLEN = 0.9  # of its peak so far: smoothed success below it has fallen
+COMPARED, NOT_FINITE = "compared", "not_finite"
+OF_TOKENS = ("delta_max", "mismatch_tokens")  # endpoints that say nothing where no token was compared
 
 WHOLE_ESS, WHOLE_CHI2 = "gap/ess_sequence", "rollout_corr/chi2_seq"
 DRIFT, PROJECTION, BIAS = "drift_norm", "noise_projection", "gradient_bias"
@@ -31,7 +43,8 @@ NAMES = (
     "final_trainer", "final_sampler", "late_trainer", "late_sampler", "peak_trainer", "collapse_step", "late_reward",
     "k3_start", "k3_median", "k3_max", "k3_late", "delta_max", "mismatch_tokens", "grad_norm_max", "entropy_end",
     "ess_min", "ess_below_half", "syncs", "kept", "drift", "drift_late", "noise_projection", "gradient_bias",
-    "length_slope", "parted", "kl_to_exact", "js_to_exact",
+    "length_slope", "parted", "kl_to_exact", "js_to_exact", "compared", "not_finite", "first_sync",
+    "skew_positive", "skew_negative", "k3_leaves", "success_falls",
     "seconds",
 )  # fmt: skip
 
@@ -41,11 +54,13 @@ def measure(lines: Sequence[Line], tail: int = 5) -> Endpoints:
 
     final_*, late_*, peak_*: held-out success of the trainer's policy and of the sampler's; peak of the smoothed one.
     late_reward: what training saw, flips included. k3_*, delta_max (nats), mismatch_tokens: the discrepancy of
-    arithmetic, at the weights that sampled. ess_*: of whole sequences' ratios to the weights that sampled, unclipped.
-    drift, noise_projection, gradient_bias: of `run.diagnose`, the first and the last a mean, the second a sum.
-    syncs: how often the sampler's weights changed. kept: the share of tokens that no remedy rejected. length_slope:
-    ΣΔ of a sequence against its length, nats a token. What needs other runs as well, `parted` and
-    `*_to_exact`, is added later.
+    arithmetic, at the weights that sampled; compared: tokens it was looked for in; not_finite: steps that compared some
+    and whose largest difference is no number. skew_*: of the loss beyond ratio 1, of tokens with an advantage above and
+    below 0, over the last LATE steps. k3_leaves, success_falls: see EARLY and FALLEN. ess_*: of whole sequences' ratios
+    to the weights that sampled, unclipped. drift, noise_projection, gradient_bias: of `run.diagnose`, the first and the
+    last a mean, the second a sum. syncs: how often the sampler's weights changed; first_sync: the step before which
+    they first did. kept: the share of tokens that no remedy rejected. length_slope: ΣΔ of a sequence against its
+    length, nats a token. What needs other runs as well, `parted` and `*_to_exact`, is added later.
     """
     steps = [line for line in lines if line["step"] >= 0]
     success = evaluations(lines, "eval_success")
@@ -70,6 +85,13 @@ def measure(lines: Sequence[Line], tail: int = 5) -> Endpoints:
         "ess_min": min((value for _, value in ess), default=None),
         "ess_below_half": next((step for step, value in ess if value < 0.5), None),
         "syncs": syncs(steps),
+        "first_sync": first_sync(steps),
+        COMPARED: sum(_column(steps, ("mismatch_compared",))),
+        NOT_FINITE: sum(bool(line.get("mismatch_compared")) and line.get(DELTA) is None for line in steps),
+        "skew_positive": _mean(_column(steps[-LATE:], ("skew_positive",))),
+        "skew_negative": _mean(_column(steps[-LATE:], ("skew_negative",))),
+        "k3_leaves": k3_leaves([(line["step"], line[K3]) for line in steps if line.get(K3) is not None]),
+        "success_falls": success_falls(success),
         "kept": 1.0 - sum(_column(steps, ("remedy_rejected_tokens",))) / tokens if tokens else None,
         "drift": _mean(drift),
         "drift_late": _mean(drift[-LATE:]),
@@ -131,6 +153,31 @@ def syncs(steps: Sequence[Line]) -> int | None:
     """How often a step was sampled with other weights than the one before it."""
     sampled_with = _column(steps, ("sampler_version",))
     return sum(a != b for a, b in pairwise(sampled_with)) if sampled_with else None
+
+
+def first_sync(steps: Sequence[Line]) -> int | None:
+    """The first step that was sampled with other weights than the one before it; None where there is none."""
+    known = [(line["step"], line["sampler_version"]) for line in steps if line.get("sampler_version") is not None]
+    return next((step for (_, before), (step, now) in pairwise(known) if now != before), None)
+
+
+def k3_leaves(points: Sequence[tuple[int, float]]) -> int | None:
+    """The first step, behind the first EARLY ones, at which the median of the last WINDOW values of K3 is above TIMES
+    that of the first EARLY. A single step's K3 doubles by chance. points: step, K3."""
+    values = [value for _, value in points]
+    limit = TIMES * median(values[:EARLY])
+    late = range(EARLY, len(points))
+    return next((points[i][0] for i in late if median(values[i - WINDOW + 1 : i + 1]) > limit), None)
+
+
+def success_falls(points: Sequence[tuple[int, float]]) -> int | None:
+    """The first evaluation at which smoothed success is below FALLEN of its peak so far."""
+    peak = 0.0
+    for step, value in smoothed(points):
+        peak = max(peak, value)
+        if value < FALLEN * peak:
+            return step
+    return None
 
 
 def fingerprints(lines: Sequence[Line]) -> dict[int, str]:

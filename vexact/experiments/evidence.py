@@ -24,10 +24,19 @@ class ArmEvidence:
 
     def values(self, endpoint: str) -> list[float]:
         """Of the runs that have one; for a step, the runs that did not reach it count as infinitely late."""
-        given = self.endpoints.get(endpoint, [])
-        if endpoint in STEPS:
-            return [math.inf if value is None else float(value) for value in given]
-        return [float(value) for value in given if value is not None]
+        return [value for value in self.by_run(endpoint) if not math.isnan(value)]
+
+    def by_run(self, endpoint: str) -> list[float]:
+        """Of each run: NaN where it has none. A step that was not reached is infinite, unless what tells so was not
+        measured."""
+        given = self.endpoints.get(endpoint, [None] * len(self.seeds))
+        if endpoint not in STEPS or endpoint not in self.endpoints:
+            return [math.nan if value is None else float(value) for value in given]
+        teller = self.endpoints.get(STEPS[endpoint], [0.0] * len(given))
+        return [
+            float(value) if value is not None else math.nan if told is None else math.inf
+            for value, told in zip(given, teller, strict=True)
+        ]
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,19 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from vexact.experiments.evidence import ArmEvidence, Evidence
-from vexact.experiments.statistics import Interval, difference_interval, mean
+from vexact.experiments.statistics import Interval, difference_interval, mean, of_several
 from vexact.experiments.study import split
 
 
 @dataclass(frozen=True)
 class Gaps:
-    """Of an endpoint. of: arm → mean(arm) − mean(exact); band: from the smallest to the greatest gap of the null arms,
-    0 among them; seeds: of the arm that has fewest, the exact one included."""
+    """Of an endpoint. of: arm → mean(arm) − mean(exact); any_of: the same with wider intervals, for what one arm of
+    several is said to do; band: from the smallest to the greatest gap of the null arms, 0 among them; seeds: of the arm
+    that has fewest, the exact one included."""
 
     endpoint: str
     of: Mapping[str, Interval]
+    any_of: Mapping[str, Interval]
     band: tuple[float, float]
     seeds: int
 
@@ -37,10 +39,13 @@ class Gaps:
         }
 
 
-def gaps(evidence: Evidence, patterns: str, endpoint: str, against: str = "") -> Gaps:
-    """Against the exact arm, or the arms that `against` matches. Runs without the endpoint are left out; where nothing
-    is left, no gap is found. A step that was not reached has no mean, so no gap of it is ever found."""
-    base = [value for arm in _base(evidence, against) for value in arm.values(endpoint)]
+def gaps(evidence: Evidence, patterns: str, endpoint: str, against: str = "", nulls: str = "") -> Gaps:
+    """Against the exact arm, or the arms that `against` matches. nulls: as of `null_band`.
+
+    Runs without the endpoint are left out; where nothing is left, no gap is found. A step that was not reached has no
+    mean, so no gap of it is ever found.
+    """
+    base = [value for arm in base_of(evidence, against) for value in arm.values(endpoint)]
     samples = {arm.name: arm.values(endpoint) for arm in chosen(evidence, patterns)}
     usable = {name: values for name, values in samples.items() if values and all(map(math.isfinite, values))}
     if not base or not all(map(math.isfinite, base)):
@@ -48,16 +53,21 @@ def gaps(evidence: Evidence, patterns: str, endpoint: str, against: str = "") ->
     return Gaps(
         endpoint,
         {name: difference_interval(values, base) for name, values in usable.items()},
-        null_band(evidence, endpoint),
+        {name: difference_interval(values, base, of_several(len(usable))) for name, values in usable.items()},
+        null_band(evidence, endpoint, against, nulls),
         min([len(base), *map(len, usable.values())]) if usable else 0,
     )
 
 
-def null_band(evidence: Evidence, endpoint: str) -> tuple[float, float]:
-    """The smallest and the greatest gap of a null arm to the exact one, 0 among them."""
-    base = [value for arm in _base(evidence, "") for value in arm.values(endpoint)]
-    nulls = [arm.values(endpoint) for arm in evidence.of_role("null")]
-    found = [mean(values) - mean(base) for values in nulls if values and base]
+def null_band(evidence: Evidence, endpoint: str, against: str = "", nulls: str = "") -> tuple[float, float]:
+    """The smallest and the greatest gap of a null arm to the exact one, 0 among them.
+
+    nulls: arms that differ from those that `against` matches by chance alone, whatever their role: an objective or a
+    coding of rewards with another exact arm has null arms of its own. Without it, those of the study and its exact arm.
+    """
+    base = [value for arm in base_of(evidence, against if nulls else "") for value in arm.values(endpoint)]
+    by_chance = [arm.values(endpoint) for arm in (chosen(evidence, nulls) if nulls else evidence.of_role("null"))]
+    found = [mean(values) - mean(base) for values in by_chance if values and base]
     found = [gap for gap in found if math.isfinite(gap)]
     return min([0.0, *found]), max([0.0, *found])
 
@@ -82,5 +92,6 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _base(evidence: Evidence, against: str) -> list[ArmEvidence]:
+def base_of(evidence: Evidence, against: str) -> list[ArmEvidence]:
+    """What gaps are measured from: the arms that match, or the exact one."""
     return chosen(evidence, against) if against else evidence.of_role("exact")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from vexact.experiments.claims import RULES, WORDS, Rule
+from vexact.experiments.claims import RULES, WORDS
 from vexact.experiments.endpoints import NAMES
 from vexact.experiments.evidence import Evidence
 from vexact.experiments.study import ClaimSpec, Study, StudyError
+from vexact.experiments.verdict import CONFIRMED, INCONCLUSIVE, NOT_TESTABLE, Rule, Verdict
 from vexact.tasks.options import options_of
 
-PATTERNS = ("arms", "against", "placebo", "best", "untreated")
+PATTERNS = ("arms", "against", "nulls", "placebo", "best", "untreated")
 ENDPOINTS = ("endpoint", "first", "second")
 
 
@@ -27,7 +29,7 @@ def rule_of(claim: ClaimSpec, where: str = "claims") -> Rule:
 
 
 def check_claim(claim: ClaimSpec, study: Study) -> None:
-    """Raises StudyError for arms that are not there, endpoints and words that are not known."""
+    """Raises StudyError for arms and claims that are not there, endpoints and words that are not known."""
     rule: Any = rule_of(claim, study.file)
     here = f"{study.file}: claim {claim.id}"
     for name in PATTERNS:
@@ -38,6 +40,8 @@ def check_claim(claim: ClaimSpec, study: Study) -> None:
         endpoint = getattr(rule, name, NAMES[0])
         if endpoint not in NAMES:
             raise StudyError(f"{here}: {name} = {endpoint} is not one of {', '.join(NAMES)}")
+    if claim.needs and claim.needs not in _before(claim, study):
+        raise StudyError(f"{here}: needs = {claim.needs!r} is no claim before it")
     for (of, name), known in WORDS.items():
         if of == claim.rule and getattr(rule, name) not in known:
             raise StudyError(f"{here}: {name} = {getattr(rule, name)} is not one of {', '.join(known)}")
@@ -45,17 +49,29 @@ def check_claim(claim: ClaimSpec, study: Study) -> None:
 
 def judged(study: Study, evidence: Evidence) -> list[dict[str, Any]]:
     """The claims of a study as `results.json` has them."""
-    found = []
+    found: list[dict[str, Any]] = []
     for claim in study.claims:
         rule = rule_of(claim, study.file)
-        verdict = rule.judge(evidence)
+        verdict = _granted(rule.judge(evidence), {each["id"]: each["verdict"] for each in found}, claim.needs)
         found.append(
             {
                 "id": claim.id,
                 "claim": claim.claim,
-                "rule": rule.text(),
+                "rule": rule.text() + (f" Inconclusive unless {claim.needs!r} is confirmed." if claim.needs else ""),
                 "verdict": verdict.verdict,
                 "numbers": dict(verdict.numbers),
             }
         )
     return found
+
+
+def _granted(verdict: Verdict, verdicts: Mapping[str, str], needs: str) -> Verdict:
+    """A verdict stands where the claim that it needs, as that two arms were given as much, is confirmed."""
+    if not needs or verdict.verdict == NOT_TESTABLE or verdicts[needs] == CONFIRMED:
+        return verdict
+    return Verdict(INCONCLUSIVE, {**verdict.numbers, "needs": {needs: verdicts[needs]}})
+
+
+def _before(claim: ClaimSpec, study: Study) -> list[str]:
+    """The ids of the claims before one."""
+    return [each.id for each in study.claims[: study.claims.index(claim)]]

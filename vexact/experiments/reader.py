@@ -18,8 +18,9 @@
     claims:
       - {id: A2, claim: Mismatch alone harms., rule: dose-response, arms: "sampler *", placebo: "both-shared *"}
 
-An axis of a grid is a key of the recipe and its values, or a word of one's own and, for each of its values, the
-overrides that it stands for. Keys that are not known are refused with the nearest one that is.
+A claim that says `needs: <id>` of one before it is inconclusive where that one is not confirmed. An axis of a grid is a
+key of the recipe and its values, or a word of one's own and, for each of its values, the overrides that it stands for.
+Keys that are not known are refused with the nearest one that is.
 """
 
 from __future__ import annotations
@@ -188,9 +189,9 @@ def _claims(content: Any, where: str) -> Iterator[ClaimSpec]:
             if not values.get(key):
                 raise StudyError(f"{here}: {key} is missing")
         rule = _one_of(str(values["rule"]), tuple(RULES), f"{here}.rule")
-        given = {key: value for key, value in values.items() if key not in ("id", "claim", "rule")}
+        given = {key: value for key, value in values.items() if key not in ("id", "claim", "rule", "needs")}
         joined = {key: ", ".join(map(str, v)) if isinstance(v, list) else v for key, v in given.items()}
-        yield ClaimSpec(str(values["id"]), str(values["claim"]), rule, joined)
+        yield ClaimSpec(str(values["id"]), str(values["claim"]), rule, joined, str(values.get("needs") or ""))
 
 
 def _rollouts(content: Any, where: str) -> Rollouts:

@@ -15,7 +15,7 @@ from typing import Any
 
 from vexact import __version__
 from vexact.experiments.study import Arm, Study, StudyError, flat
-from vexact.loop.resume import ALLOWED
+from vexact.loop.resume import changes_no_bit
 from vexact.model.config import DTYPES, ModelConfig
 from vexact.model.digest import arithmetic_digest
 from vexact.model.tiny import named_config
@@ -131,7 +131,7 @@ def kept_keys(recipe: Recipe) -> dict[str, Any]:
         key: value
         for key, value in flat(asdict(recipe))
         if (key not in default or repr(default[key]) != repr(value))
-        and (key in MEASURED or not any(key == name or key.startswith(f"{name}.") for name in ALLOWED))
+        and (key in MEASURED or not changes_no_bit(key, recipe))
     }
 
 

@@ -95,7 +95,10 @@ def table(results: Mapping[str, Any]) -> str:
     for arm in results["arms"]:
         for name, values in results["endpoints"][arm["name"]].items():
             known = [float(value) for value in values if value is not None]
-            missing = len(values) - len(known) if name in STEPS else 0
+            missing = 0
+            if name in STEPS:
+                told = results["endpoints"][arm["name"]].get(STEPS[name], [0] * len(values))
+                missing = sum(v is None and t is not None for v, t in zip(values, told, strict=True))
             known += [math.inf] * missing
             if known:
                 numbers = [_short(value) for value in (median(known), min(known), max(known))]

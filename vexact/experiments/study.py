@@ -39,12 +39,21 @@ class Arm:
 
 @dataclass(frozen=True)
 class ClaimSpec:
-    """A claim in words and the rule that decides it: a name in `claims.RULES` and its parameters."""
+    """A claim in words and the rule that decides it: a name in `claims.RULES` and its parameters.
+
+    needs: the id of a claim before it without which this one is inconclusive.
+    """
 
     id: str
     claim: str
     rule: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    needs: str = ""
+
+    @property
+    def wanting(self) -> dict[str, str]:
+        """`needs` as a study file has it: only where there is one."""
+        return {"needs": self.needs} if self.needs else {}
 
 
 @dataclass(frozen=True)
@@ -122,7 +131,8 @@ class Study:
                 {**asdict(arm), "label": arm.label or arm.name, "overrides": dict(arm.overrides)} for arm in self.arms
             ],
             "claims": [
-                {"id": c.id, "claim": c.claim, "rule": c.rule, **_plain(dict(c.parameters))} for c in self.claims
+                {"id": c.id, "claim": c.claim, "rule": c.rule, **_plain(dict(c.parameters)), **c.wanting}
+                for c in self.claims
             ],
         }
         return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)

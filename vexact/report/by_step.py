@@ -18,7 +18,9 @@ SPIKY = 30.0  # largest over median beyond which an axis is logarithmic
 @dataclass(frozen=True)
 class Metric:
     """names: of metrics.jsonl, the first that a run has. log: always, never, or None where the values decide. beside:
-    only drawn where it differs from the metric of these names, and not missed where it is not there."""
+    only drawn where it differs from the metric of these names. idle: what a run logs that has nothing to measure there;
+    only drawn where any run has another value. asked: measured only where a recipe asks for it. None of these three is
+    missed where it is not there."""
 
     id: str
     title: str
@@ -29,14 +31,15 @@ class Metric:
     low: float | None = None
     high: float | None = None
     beside: tuple[str, ...] = ()
+    idle: float | None = None
+    asked: bool = False
 
 
-# The sampler's age, as a share of sequences: by whichever name a run has it.
-LAG_ESS = ("lag/ess_sequence", "split/lag/ess_sequence", "tim/lag/ess_sequence", "remedy_ess_sequence", "remedy_ess")
+LAG_ESS = ("gap/ess_sequence",)  # how far the sampler is from the trainer's own weights, as a share of sequences
 SUCCESS = ("eval_success",)
-K3 = ("tim/k3", "discrepancy/k3")
+K3 = ("tim/k3",)
 ESS = ("tim/ess",)
-WHOLE_K3 = ("rollout_corr/k3_kl", "whole/k3")
+WHOLE_K3 = ("rollout_corr/k3_kl",)
 LATE = "late_trainer"  # the endpoint: mean held-out success of the last evaluations
 DELTA_MAX = ("tim/abs_max", "mismatch_max")
 METRICS = (
@@ -53,13 +56,35 @@ METRICS = (
     Metric("entropy", "Entropy", "nats", ("entropy",), "Of the policy, per token.", low=0.0),
     Metric("ess", "Effective sample size", "ESS / n", ESS,
            "(Σr)² / (nΣr²) of tokens, as a share of their number n: 1 where both sides agree.", low=0.0, high=1.0),
-    Metric("ess-lag", "ESS of lag, sequences", "ESS / n", LAG_ESS,
-           "The same of whole sequences' p_θ / p_s: how old the batch is.", low=0.0, high=1.0,
+    Metric("ess-whole", "ESS of sequences, with staleness", "ESS / n", LAG_ESS,
+           "The same of whole sequences, between the trainer's own weights and the sampler.", low=0.0, high=1.0,
            beside=ESS),
+    Metric("ess-lag", "ESS of lag, sequences", "ESS / n", ("ess_sequence",),
+           "Of whole sequences' p_θ / p_s, as remedies read it: how old the batch is. 1 where no remedy asks.",
+           low=0.0, high=1.0, idle=1.0),
+    Metric("ess-lag-token", "ESS of lag, tokens", "ESS / n", ("ess_token",),
+           "The same of tokens.", low=0.0, high=1.0, idle=1.0),
     Metric("k3-whole", "K3 with staleness", "K3", WHOLE_K3,
            "Between the trainer's own weights and the sampler: drift and staleness are in it too.", log=True,
            beside=K3),
     Metric("reward", "Training reward", "reward", ("reward_mean",), "Mean reward of the step's rollouts."),
+)  # fmt: skip
+# What mismatch does to the gradient of a step, most of it where `run.diagnose` asks for it.
+GRADIENT = (
+    Metric("drift", "Drift of the gradient", "norm", ("drift_norm",),
+           "Mean of A·s̄, s̄ the mean score under the sampler: what the sampler's side adds whatever the rewards say.",
+           log=None, low=0.0, asked=True),
+    Metric("drift-cosine", "Drift in the gradient", "cosine", ("drift_cosine",),
+           "Between the drift and the gradient that it is in.", asked=True),
+    Metric("noise-projection", "Step along the sampler's error", "Σ Δθ·δW / |δW|", ("noise_projection",),
+           "How far a step moved the weights along the noise of the sampler's; below 0: against it.", asked=True),
+    Metric("truth-cosine", "Gradient beside that of a large batch", "cosine", ("truth_cosine",),
+           "Between the step's gradient and that of many fresh rollouts which the exact policy sampled and scored.",
+           high=1.0, asked=True),
+    Metric("skew-positive", "Loss beyond ratio 1, A above 0", "share", ("skew_positive",),
+           "Mean over tokens with an advantage above 0.", idle=0.0),
+    Metric("skew-negative", "Loss beyond ratio 1, A below 0", "share", ("skew_negative",),
+           "Mean over tokens with an advantage below 0.", idle=0.0),
 )  # fmt: skip
 
 
@@ -83,14 +108,14 @@ def lit_arms(study: Study) -> list[int]:
     return exact + sorted(chosen)
 
 
-def panels(study: Study) -> tuple[list[Panel], list[str]]:
+def panels(study: Study, metrics: Sequence[Metric] = METRICS) -> tuple[list[Panel], list[str]]:
     """A panel a metric, and the titles of metrics that no run has."""
     drawn, missing = [], []
-    for metric in METRICS:
+    for metric in metrics:
         panel = _panel(study, metric)
         if panel is not None:
             drawn.append(panel)
-        elif not metric.beside:
+        elif not metric.beside and metric.idle is None and not metric.asked:
             missing.append(metric.title)
     return drawn, missing
 
@@ -100,6 +125,8 @@ def _panel(study: Study, metric: Metric) -> Panel | None:
     if not any(band.steps for band in bands):
         return None
     if metric.beside and bands == [arm.band(metric.beside) for arm in study.arms]:
+        return None
+    if metric.idle is not None and all(value == metric.idle for band in bands for value in (*band.low, *band.high)):
         return None
     most = POINTS_OF_MANY if study.many else POINTS
     marks: list[Mark] = list(_grey(study, metric.names, most))

@@ -10,6 +10,7 @@ from vexact.report.study import NULL, VERDICTS, Claim, Study
 SIGNS = dict(zip(VERDICTS, ("✓", "✗", "≈", "∅"), strict=True))
 CLASSES = dict(zip(VERDICTS, ("yes", "no", "maybe", "untested"), strict=True))
 MOST = 3  # claims that are told whole
+FEW = 8  # seeds below which rules of claims give no verdict about sizes
 
 
 def verdict_of(claim: Claim) -> str:
@@ -50,10 +51,10 @@ def _count(number: int, what: str) -> str:
 
 
 def few_seeds(study: Study) -> str:
-    """What is to be said of few seeds; empty from five on."""
+    """What is to be said of few seeds; empty where rules take them."""
     counts = [len(arm.runs) for arm in study.arms if arm.role != NULL]
     least = min(counts, default=0)
-    if not counts or least >= 5:
+    if not counts or least >= FEW:
         return ""
     if not least:
         return "Some arms have no finished run yet."

@@ -71,6 +71,7 @@ class Section:
 def sections(study: Study, findings: Findings) -> list[Section]:
     """Every section that a report may have; one without charts says why."""
     drawn, absent = by_step.panels(study)
+    gradient, _ = by_step.panels(study, by_step.GRADIENT)
     doses, no_dose = dose.panels(study)
     gap, no_gap = gaps.gap_panel(study)
     ess, no_ess = gaps.ess_panel(study)
@@ -85,6 +86,7 @@ def sections(study: Study, findings: Findings) -> list[Section]:
     several = by_step.small_multiples(study)
     found = [
         Section("by-step", "By step", tuple(drawn), (left_out,) if absent else ()),
+        Section("gradient", "Gradient by step", tuple(gradient)),
         Section("each", "Each arm beside the exact one", tuple(several), folded=True),
         Section(
             "effects", "Dose, gap and collapse", tuple(panel for panels, _ in effects for panel in panels),

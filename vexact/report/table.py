@@ -18,7 +18,9 @@ ENDS = {"success at the end": SUCCESS, "K3 at the end": K3} | {
     f"{metric.title.lower()} at the end": metric.names for metric in METRICS if metric.id in ("entropy", "reward")
 }
 # Endpoints that are a step, and the endpoint that tells whether they were measured.
-STEPS = {COLLAPSE: PEAK, BELOW: LEAST, "parted": ""}
+STEPS = {
+    COLLAPSE: PEAK, BELOW: LEAST, "parted": "", "first_sync": "syncs", "k3_leaves": "k3_start", "success_falls": PEAK,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
