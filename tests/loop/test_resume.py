@@ -21,7 +21,7 @@ from runs import assert_same_run, lines_of, run, small_recipe
 from vexact.loop import RunError
 from vexact.loop.folder import RunFolder, step_of
 from vexact.loop.state import StateError
-from vexact.recipe import CheckpointSection, EvalSection, OptimizerSection, Recipe, WarmStartSection
+from vexact.recipe import CheckpointSection, EvalSection, MismatchSection, OptimizerSection, Recipe, WarmStartSection
 from vexact.verification.checks import thread_count
 
 # Where a process is killed: function, at which of its calls, and whether before or after it.
@@ -287,6 +287,18 @@ def test_keys_that_change_no_bit_may_differ(recipe: Recipe, whole: Path, tmp_pat
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000006"]
     assert len(list((tmp_path / "run" / "rollouts").iterdir())) == 4
     assert "name: other" in (tmp_path / "run" / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize(("cause", "refused"), [("torch", True), ("split-k", False)])
+def test_the_schedule_may_differ_but_for_a_cause_that_goes_by_it(tmp_path: Path, cause: str, refused: bool) -> None:
+    recipe = small_recipe(tmp_path / "run", tmp_path / "odd.py", steps=2, mismatch=MismatchSection(cause=cause))
+    run(recipe)
+    other = replace(recipe, steps=3, sampling=replace(recipe.sampling, running=3))
+    if refused:
+        with pytest.raises(RunError, match=r"sampling\.running"):
+            run(other)
+    else:
+        assert len(run(other).lines) == 3
 
 
 def test_a_damaged_state_ends_in_one_line_that_names_its_file(recipe: Recipe, tmp_path: Path) -> None:
