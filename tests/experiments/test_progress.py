@@ -36,13 +36,13 @@ def reached(job: Job, steps: int) -> None:
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_time_left_follows_from_the_steps_of_this_session(
+def test_time_left_follows_from_the_steps_of_this_attempt(
     terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(progress, "monotonic", lambda: now[0])
     first, second = jobs(tmp_path)
-    reached(first, 4)  # by an earlier session: it says nothing of how fast this one is
+    reached(first, 4)  # by an earlier attempt: it says nothing of how fast this one is
     said = io.StringIO()
     console = Console(file=said, force_terminal=terminal, width=120)
     with Watch(console, [first, second], total=5) as watch:
