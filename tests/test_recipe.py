@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vexact.recipe import KLSection, LossSection, Recipe, RecipeError, RemedySection, load_recipe
+from vexact.recipe import KLSection, LossSection, Recipe, RecipeError, RemedySection, leaves, load_recipe
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 
@@ -164,3 +164,7 @@ def test_a_file_that_is_not_understood_is_refused_by_name(text: str, message: st
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"none\.yaml: no such file"):
         load_recipe(tmp_path / "none.yaml")
+
+
+def test_leaves_have_dotted_keys_and_an_empty_mapping_is_one() -> None:
+    assert dict(leaves({"a": {"b": 1, "c": {"d": 2}}, "e": {}})) == {"a.b": 1, "a.c.d": 2, "e": {}}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vexact.experiments import Study, load_study
-from vexact.experiments.study import flat
+from vexact.recipe import leaves
 
 FOLDER = Path(__file__).parents[2] / "studies"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "modsum")
@@ -45,7 +45,7 @@ def mixed(study: Study) -> list[tuple[str, str]]:
             arms += [arm for arm in study.arms if arm.role == "exact"]
         if claim.rule != "order" and "nulls" not in claim.parameters and "against" not in claim.parameters:
             arms += [arm for arm in study.arms if arm.role == "null"]
-        keys = [dict(flat(asdict(study.recipe(arm)))) for arm in arms]
+        keys = [dict(leaves(asdict(study.recipe(arm)))) for arm in arms]
         if len({tuple(each[key] for key in OBJECTIVE) for each in keys}) > 1:
             found.append((study.name, claim.id))
     return found

@@ -10,7 +10,7 @@ import pytest
 from vexact.experiments.verdict import FEW
 from vexact.report import headline as headlines
 from vexact.report.headline import few_seeds, headline, verdict_of
-from vexact.report.number import flat, pairs, written
+from vexact.report.number import pairs, written
 from vexact.report.study import Arm, Claim, SeedRun, Study
 
 
@@ -62,4 +62,3 @@ def test_numbers_of_claims_may_be_nested() -> None:
     assert pairs(numbers) == [
         ("gap", "low 0.1, high –"), ("band", "0, 0.25"), ("rows 1", "n 1"), ("rows 2", "n 2"),
     ]  # fmt: skip
-    assert flat({"a": {"b": 1}, "c": 2}) == {"a.b": 1, "c": 2}

@@ -31,11 +31,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from vexact.experiments.claims import RULES
 from vexact.experiments.judge import check_claim
-from vexact.experiments.study import ROLES, Arm, ClaimSpec, Rollouts, Study, StudyError, flat
+from vexact.experiments.study import ROLES, Arm, ClaimSpec, Rollouts, Study, StudyError
+from vexact.recipe import leaves, read_yaml
 from vexact.tasks.options import check_names
 
 KEYS = (
@@ -48,7 +47,7 @@ KEEPING = ("first", "all", "none")
 
 def load_study(path: Path) -> Study:
     """Raises StudyError, or another BadInput, with one line that names file and key."""
-    content = _read(path)
+    content = _mapping(read_yaml(path, StudyError), str(path))
     where = str(path)
     check_names(content, KEYS, where, "key")
     for key in ("recipe", "arms"):
@@ -62,8 +61,8 @@ def load_study(path: Path) -> Study:
         name=path.stem,
         title=str(content.get("title", path.stem)),
         question=str(content.get("question", "")),
-        base=path.parent / base if isinstance(base, str) else dict(flat(base)),
-        common=dict(flat(_mapping(content.get("common"), f"{where}: common"))),
+        base=path.parent / base if isinstance(base, str) else dict(leaves(base)),
+        common=dict(leaves(_mapping(content.get("common"), f"{where}: common"))),
         arms=tuple(_arms(content["arms"], where)),
         claims=tuple(_claims(content.get("claims"), where)),
         seeds=seeds_of(content.get("seeds", 1), f"{where}: seeds"),
@@ -101,18 +100,6 @@ def seeds_of(given: Any, where: str) -> tuple[int, ...]:
     raise StudyError(f"{where} = {given!r} is neither a count nor a list of seeds")
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise StudyError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise StudyError(f"{path}: cannot be read ({error})") from None
-    except yaml.YAMLError as error:
-        raise StudyError(f"{path}: is not YAML ({' '.join(str(error).split())})") from None
-    return _mapping(content, str(path))
-
-
 def _arms(content: Any, where: str) -> Iterator[Arm]:
     for number, raw in enumerate(_list(content, f"{where}: arms")):
         here = f"{where}: arms[{number}]"
@@ -126,7 +113,7 @@ def _arms(content: Any, where: str) -> Iterator[Arm]:
             name=str(values["name"]),
             role=_one_of(role, ROLES, f"{here}.role"),
             label=str(values.get("label", "")),
-            overrides=dict(flat(_mapping(values.get("overrides"), f"{here}.overrides"))),
+            overrides=dict(leaves(_mapping(values.get("overrides"), f"{here}.overrides"))),
             seed_offset=_count(values.get("seed_offset", 0), f"{here}.seed_offset", 0),
         )
         yield from _expanded(plain, _mapping(values.get("grid"), f"{here}.grid"), here)
@@ -154,7 +141,7 @@ def _axis(name: str, values: Any, where: str) -> Iterator[tuple[str, dict[str, A
     """The words of an axis and what each of them overrides."""
     if isinstance(values, Mapping):
         for word, overrides in values.items():
-            yield str(word), dict(flat(_mapping(overrides, f"{where}.{word}")))
+            yield str(word), dict(leaves(_mapping(overrides, f"{where}.{word}")))
         return
     for value in _list(values, where):
         yield _word(value), {name: value}

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from vexact import __version__
-from vexact.experiments.study import Arm, Study, StudyError, flat
+from vexact.experiments.study import Arm, Study, StudyError
 from vexact.loop.resume import changes_no_bit
 from vexact.model.config import DTYPES, ModelConfig
 from vexact.model.digest import arithmetic_digest
 from vexact.model.tiny import named_config
-from vexact.recipe import ModelSection, Recipe, RunSection, SamplingSection, WarmStartSection
+from vexact.recipe import ModelSection, Recipe, RunSection, SamplingSection, WarmStartSection, leaves
 from vexact_kernels import Kernels
 
 RUNS, STARTS = "runs", "starts"
@@ -126,10 +126,10 @@ def digest_of(recipe: Recipe, kernels: Kernels, start: str = "") -> str:
 
 def kept_keys(recipe: Recipe) -> dict[str, Any]:
     """Dotted key → value. Keys at their defaults are left out, so that a key that is new renames no run."""
-    default = dict(flat(asdict(Recipe())))
+    default = dict(leaves(asdict(Recipe())))
     return {
         key: value
-        for key, value in flat(asdict(recipe))
+        for key, value in leaves(asdict(recipe))
         if (key not in default or repr(default[key]) != repr(value))
         and (key in MEASURED or not changes_no_bit(key, recipe))
     }

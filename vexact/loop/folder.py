@@ -33,6 +33,7 @@ from typing import Any
 import torch
 
 from vexact.errors import BadInput
+from vexact.model.checkpoint import flush
 from vexact.model.policy import Policy
 from vexact.recipe import Recipe
 from vexact_kernels import CONTRACT_VERSION
@@ -141,16 +142,16 @@ class RunFolder:
         """Bytes of each log. They and the rollouts are on the disk from now on."""
         sizes = {}
         for log in sorted(self.path.glob("*.jsonl")):
-            _flush(log)
+            flush(log)
             sizes[log.name] = log.stat().st_size
         latest = self.latest()
         since = 0 if latest is None else step_of(latest)
         for table in self.rollouts.glob("step-*.parquet"):
             if step_of(table) >= since:
-                _flush(table)
+                flush(table)
         for folder in (self.rollouts, self.path):
             if folder.is_dir():
-                _flush(folder)
+                flush(folder)
         return sizes
 
     def rewind(self, step: int, sizes: Mapping[str, int]) -> None:
@@ -301,15 +302,6 @@ def _locked(path: Path) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
-
-
-def _flush(path: Path) -> None:
-    """Onto the disk: a file's bytes, a folder's names."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _remove(path: Path) -> None:

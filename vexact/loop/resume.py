@@ -6,13 +6,13 @@ is what one uninterrupted run would have given. Everything else is refused by th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from vexact.loop.folder import CONFIG, RunError, holds_run, newest_state, read_result, step_of
-from vexact.recipe import Recipe, load_recipe
+from vexact.recipe import Recipe, leaves, load_recipe
 from vexact.study.causes.registry import BY_SCHEDULE
 
 # How a run is computed: an engine that is exact gives the same bits however it is, a real cause may not.
@@ -61,7 +61,7 @@ def check_same(recipe: Recipe, path: Path) -> bool:
 
 def differences(a: Recipe, b: Recipe) -> dict[str, tuple[Any, Any]]:
     """Dotted key → both values, of the keys that differ."""
-    left, right = dict(_flat(asdict(a))), dict(_flat(asdict(b)))
+    left, right = dict(leaves(asdict(a))), dict(leaves(asdict(b)))
     return {
         key: (left.get(key), right.get(key)) for key in [*left, *right] if _text(left.get(key)) != _text(right.get(key))
     }
@@ -80,14 +80,6 @@ def changes_no_bit(key: str, recipe: Recipe) -> bool:
     if recipe.mismatch.cause in BY_SCHEDULE and key in SCHEDULE:
         return False
     return any(key == name or key.startswith(f"{name}.") for name in ALLOWED)
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _text(value: Any) -> str:

@@ -147,9 +147,9 @@ def new_folder(folder: str | Path) -> Iterator[Path]:
     try:
         yield draft
         for path in [*draft.iterdir(), draft]:
-            _flush(path)
+            flush(path)
         _rename(draft, folder)
-        _flush(folder.parent)
+        flush(folder.parent)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
@@ -175,7 +175,8 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Onto the disk: a file's bytes, a folder's names."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -5,6 +5,7 @@ and from the command line alike.
 """
 
 from vexact.recipe.evaluation import EvalSection, WarmStartSection
+from vexact.recipe.keys import leaves, read_yaml
 from vexact.recipe.loss import KLSection, LossSection
 from vexact.recipe.mismatch import MismatchSection
 from vexact.recipe.model import ModelSection
@@ -35,5 +36,7 @@ __all__ = [
     "SyncSection",
     "TaskSection",
     "WarmStartSection",
+    "leaves",
     "load_recipe",
+    "read_yaml",
 ]

@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 
 import yaml
 
+from vexact.recipe.keys import read_yaml
 from vexact.recipe.recipe import Recipe
 from vexact.recipe.values import RecipeError
 
@@ -26,7 +27,7 @@ def load_recipe(
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for each in also if path is None else (path, *also):
-        found = dict(_flatten(_read(Path(each)), str(each)))
+        found = dict(_flatten(read_yaml(Path(each), RecipeError), str(each)))
         values |= found
         sources |= dict.fromkeys(found, str(each))
     pairs = overrides if isinstance(overrides, Mapping) else _pairs(overrides)
@@ -39,18 +40,6 @@ def load_recipe(
             raise RecipeError(f"{sources[key]}: unknown key {key}{_hint(key, known)}")
     checked = {key: _checked(value, *known[key], f"{sources[key]}: {key}") for key, value in values.items()}
     return _build(Recipe, checked, "")
-
-
-def _read(path: Path) -> Any:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RecipeError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path}: cannot be read ({error})") from None
-    except yaml.YAMLError as error:
-        raise RecipeError(f"{path}: is not YAML ({' '.join(str(error).split())})") from None
-    return {} if content is None else content
 
 
 def _flatten(content: Any, source: str, prefix: str = "") -> Iterator[tuple[str, Any]]:

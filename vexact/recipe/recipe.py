@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import yaml
 
 from vexact.recipe.evaluation import EvalSection, WarmStartSection
+from vexact.recipe.keys import leaves
 from vexact.recipe.loss import LossSection
 from vexact.recipe.mismatch import MismatchSection
 from vexact.recipe.model import ModelSection
@@ -57,20 +56,11 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if self.objective == "sft":
-            defaults, useless = dict(_leaves(asdict(Recipe()))), tuple(f"{name}." for name in WITHOUT_SFT)
-            for key, value in _leaves(asdict(self)):
+            defaults, useless = dict(leaves(asdict(Recipe()))), tuple(f"{name}." for name in WITHOUT_SFT)
+            for key, value in leaves(asdict(self)):
                 if f"{key}.".startswith(useless) and value != defaults.get(key):
                     raise RecipeError(f"{key} = {value!r} has no meaning with objective = sft: leave it out")
 
     def to_yaml(self) -> str:
         """The whole recipe, defaults included; `load_recipe` reads it back."""
         return yaml.safe_dump(asdict(self), sort_keys=False, allow_unicode=True)
-
-
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and their values."""
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 NOTHING = "–"
 PLAIN = (1e-3, 1e5)  # sizes that are written without an exponent
@@ -52,13 +51,3 @@ def pairs(numbers: object, prefix: str = "") -> list[tuple[str, str]]:
 
 def _plain(value: object) -> bool:
     return not isinstance(value, Mapping | list | tuple)
-
-
-def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted key."""
-    if not isinstance(settings, Mapping):
-        return {prefix: settings} if prefix else {}
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        found |= flat(value, f"{prefix}.{key}" if prefix else str(key))
-    return found

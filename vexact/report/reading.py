@@ -20,8 +20,8 @@ from typing import Any
 import yaml
 
 from vexact.errors import BadInput
+from vexact.recipe import leaves, read_yaml
 from vexact.report.curve import Curve
-from vexact.report.number import flat
 from vexact.report.study import ARM, EXACT, NULL, Arm, Claim, SeedRun, Study
 
 RESULTS, CURVES, DELTAS = "results.json", "curves.json.gz", "deltas.json.gz"
@@ -199,10 +199,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     file = folder / CONFIG
     if not file.is_file():
         return {}
-    try:
-        return flat(yaml.safe_load(file.read_text(encoding="utf-8")) or {})
-    except (ValueError, yaml.YAMLError):
-        raise ReportError(f"{file}: is not YAML") from None
+    content = read_yaml(file, ReportError)
+    return dict(leaves(content)) if isinstance(content, Mapping) else {}
 
 
 def read_json(file: Path) -> Any:
@@ -217,7 +215,7 @@ def read_json(file: Path) -> Any:
 def _overrides(given: Any) -> dict[str, Any]:
     """By dotted key, from a mapping or from words as `--section.key=value` or `--section.key value`."""
     if isinstance(given, Mapping):
-        return flat(given)
+        return dict(leaves(given))
     words = [str(word) for word in given or []]
     found: dict[str, Any] = {}
     for word, after in zip(words, [*words[1:], ""], strict=True):
