@@ -32,7 +32,8 @@ SMALL = {"num_hidden_layers": 1, "hidden_size": 32, "head_dim": 16, "num_attenti
 
 # Every objective, and between them everything that is added to one.
 EVERYTHING = {
-    "gspo": LossSection(name="gspo", epsilon_low=0.05, epsilon_high=0.05, kl=KLSection(0.1, "k3+"), entropy_coef=0.01),
+    "gspo": LossSection(name="gspo", epsilon_low=0.05, epsilon_high=0.05, epsilon_length=12.0,
+                        kl=KLSection(0.1, "k3+"), entropy_coef=0.01),
     "cispo": LossSection(name="cispo", cap=1.2, anchor="recomputation", epochs=2, mini_batches=3,
                          remedy=RemedySection(token="tis", token_high=1.3)),
     "reinforce": LossSection(name="reinforce", kl=KLSection(0.1, "k2"), mini_batches=2,

@@ -68,3 +68,10 @@ def test_every_teacher_and_coding_of_the_second_study_is_in_a_claim(studies: dic
     named = {arm.name for claim in study.claims for patterns in claim.parameters.values()
              for arm in study.matching(str(patterns))}  # fmt: skip
     assert {f"{coding} {teacher} head" for coding in ("group", "plain") for teacher in ("moving", "fixed")} <= named
+
+
+def test_every_study_that_is_judged_by_success_keeps_questions_for_it(studies: dict[str, Study]) -> None:
+    for study in studies.values():
+        for arm in study.arms:
+            recipe = study.recipe(arm)
+            assert recipe.eval.items == 0 or recipe.task.held_out > 0, (study.name, arm.name)

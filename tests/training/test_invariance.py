@@ -84,7 +84,7 @@ def test_a_sequences_ratio_of_the_tokens_at_hand_would_be_seen(monkeypatch: pyte
     def pooled(current: Tensor, anchor: Tensor, cuts: list[slice], *rest: Any) -> Tensor:
         return sequence_log_ratios(current, anchor, [slice(0, len(current))], *rest)
 
-    monkeypatch.setattr("vexact.training.trainer.sequence_log_ratios", pooled)
+    monkeypatch.setattr("vexact.training.loss.sequence_log_ratios", pooled)
     one, many = make_trainer(loss=EVERYTHING["gspo"]), make_trainer(loss=EVERYTHING["gspo"], tokens_at_once=30)
     rollouts = shifted(make_rollouts(one.policy))
     for trainer in (one, many):

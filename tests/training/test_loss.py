@@ -28,6 +28,7 @@ SECTIONS = {
     name: LossSection(name=name, kl=KLSection(0.1, estimator), entropy_coef=0.01, dual_clip=2.0, cap=1.3)
     for name, estimator in (("reinforce", "k2"), ("ppo", "k3+"), ("gspo", "k3"), ("cispo", "k2"))
 }
+SECTIONS["gspo"] = replace(SECTIONS["gspo"], epsilon_length=12.0)
 
 
 def tokens(count: int = COUNT) -> Tokens:
@@ -43,6 +44,7 @@ def tokens(count: int = COUNT) -> Tokens:
         entropy=2 * columns[1],
         reference=anchor + 0.4 * torch.randn(count, generator=generator),
         sequence_log_ratio=0.4 * torch.randn(count, generator=generator),
+        sequence_length=1.0 + 20.0 * columns[2],
         weight=2 * columns[2],
     )
 

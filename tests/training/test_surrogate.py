@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from helpers import assert_same_bits, assert_within
-from vexact.recipe import LossSection
-from vexact.training.loss import sequence_log_ratios
+from vexact.recipe import LossSection, RecipeError
+from vexact.training.loss import sequence_lengths, sequence_log_ratios
 from vexact.training.surrogate import SURROGATES, Surrogate, Terms
 from vexact_kernels import load
 
@@ -24,6 +24,7 @@ SECTIONS = {
     "ppo": LossSection(epsilon_low=0.2, epsilon_high=0.28),
     "dual": LossSection(epsilon_low=0.2, epsilon_high=0.28, dual_clip=1.5),
     "gspo": LossSection(name="gspo", epsilon_low=0.03, epsilon_high=0.04),
+    "scaled": LossSection(name="gspo", epsilon_low=0.03, epsilon_high=0.04, epsilon_length=34.0),
     "cispo": LossSection(name="cispo", cap=1.4),
 }
 
@@ -38,7 +39,8 @@ def terms(spread: float = 0.4) -> Terms:
     lengths = torch.tensor(LENGTHS)
     advantage = each.repeat_interleave(lengths)
     weight = advantage / (len(LENGTHS) * lengths).repeat_interleave(lengths).float()
-    return Terms(current, anchor, advantage, weight, sequence_log_ratios(current, anchor, CUTS, None, KERNELS))
+    means = sequence_log_ratios(current, anchor, CUTS, None, KERNELS)
+    return Terms(current, anchor, advantage, weight, means, sequence_lengths(CUTS, None))
 
 
 def computed(given: Terms, section: LossSection) -> tuple[Surrogate, Tensor]:
@@ -67,6 +69,17 @@ def sequences(ratio: Tensor, weight: Tensor, section: LossSection) -> Tensor:
     return clipped(means, whole, section)
 
 
+def scaled(ratio: Tensor, weight: Tensor, section: LossSection) -> Tensor:
+    """The same with bounds of each sequence's own."""
+    found = []
+    for cut, length in zip(CUTS, LENGTHS, strict=True):
+        factor = (section.epsilon_length / length) ** 0.5
+        mean, whole = ratio[cut].log().mean().exp(), weight[cut].sum()
+        bounded = mean.clamp(1 - factor * section.epsilon_low, 1 + factor * section.epsilon_high)
+        found.append(torch.minimum(mean * whole, bounded * whole))
+    return torch.stack(found)
+
+
 def objective_of(name: str, current: Tensor, anchor: Tensor, weight: Tensor, section: LossSection) -> Tensor:
     ratio = (current - anchor).exp()
     if name == "reinforce":
@@ -77,6 +90,7 @@ def objective_of(name: str, current: Tensor, anchor: Tensor, weight: Tensor, sec
         "ppo": clipped,
         "dual": dual,
         "gspo": sequences,
+        "scaled": scaled,
     }
     return shapes[name](ratio, weight, section)
 
@@ -90,7 +104,7 @@ def check(name: str, section: LossSection) -> None:
     (-objective).sum().backward()
     assert exact.grad is not None
     value, loss = -objective.detach(), found.loss.detach().double()
-    if name == "gspo":
+    if name in ("gspo", "scaled"):
         loss = torch.stack([loss[cut].sum() for cut in CUTS])
     # float32 log-ratios of about 1, rounded once (6e-8), means of up to 89 of them, exp, two products
     assert (loss - value).abs().max() < 1e-6 * value.abs().max()
@@ -114,6 +128,9 @@ def test_loss_and_gradient_are_those_of_the_formula(name: str) -> None:
         ("dual", replace(SECTIONS["dual"], dual_clip=1.6)),
         ("gspo", replace(SECTIONS["ppo"], epsilon_low=0.03, epsilon_high=0.04)),
         ("gspo", replace(SECTIONS["gspo"], epsilon_high=0.03)),
+        ("gspo", SECTIONS["scaled"]),
+        ("scaled", SECTIONS["gspo"]),
+        ("scaled", replace(SECTIONS["scaled"], epsilon_length=21.0)),
         ("cispo", replace(SECTIONS["cispo"], cap=2.4)),  # 1 + ε where ε was meant
         ("cispo", SECTIONS["reinforce"]),
     ],
@@ -136,7 +153,7 @@ def test_on_policy_every_gradient_is_that_of_reinforce_in_every_bit(name: str) -
 @pytest.mark.parametrize("name", SECTIONS)
 def test_an_advantage_of_zero_gives_no_loss_and_no_gradient_however_large_the_ratio(name: str) -> None:
     far = torch.tensor([0.0, -100.0, 100.0])
-    given = Terms(torch.full((3,), -1.0), far, torch.zeros(3), torch.zeros(3), -1.0 - far)
+    given = Terms(torch.full((3,), -1.0), far, torch.zeros(3), torch.zeros(3), -1.0 - far, torch.ones(3))
     found, gradient = computed(given, SECTIONS[name])
     assert gradient.count_nonzero() == found.loss.count_nonzero() == 0
 
@@ -146,10 +163,10 @@ def test_what_overflows_is_harmless_where_a_bound_holds_it_and_seen_where_none_d
     """Log-ratios of +100 and −100 with advantages of both signs."""
     log_ratio = torch.tensor([100.0, 100.0, -100.0, -100.0])
     advantage = torch.tensor([1.0, -1.0, 1.0, -1.0])
-    given = Terms(torch.zeros(4), -log_ratio, advantage, advantage, log_ratio)
+    given = Terms(torch.zeros(4), -log_ratio, advantage, advantage, log_ratio, torch.ones(4))
     found, gradient = computed(given, SECTIONS[name])
     assert not found.loss.isnan().any() and not gradient.isnan().any()
-    unbounded = [name in ("ppo", "gspo") and a < 0 < x for x, a in zip(log_ratio, advantage, strict=True)]
+    unbounded = [name in ("ppo", "gspo", "scaled") and a < 0 < x for x, a in zip(log_ratio, advantage, strict=True)]
     assert found.loss.isinf().tolist() == gradient.isinf().tolist() == unbounded
 
 
@@ -181,3 +198,18 @@ def test_gspo_clips_a_sequence_whole_and_cispo_keeps_a_gradient() -> None:
 def test_gspo_without_its_sequences_is_refused() -> None:
     with pytest.raises(ValueError, match="gspo needs sequence_log_ratio"):
         computed(replace(terms(), sequence_log_ratio=None), SECTIONS["gspo"])
+    with pytest.raises(ValueError, match="gspo with epsilon_length needs sequence_length"):
+        computed(replace(terms(), sequence_length=None), SECTIONS["scaled"])
+    with pytest.raises(RecipeError, match=r"loss\.epsilon_length = 34 with loss\.name = ppo"):
+        LossSection(epsilon_length=34.0)
+
+
+def test_bounds_that_scale_with_length_are_the_fixed_ones_at_their_own_length() -> None:
+    given = replace(terms(), sequence_length=torch.full((COUNT,), 34.0))
+    (fixed, gradient), (scaled, other) = (computed(given, SECTIONS[name]) for name in ("gspo", "scaled"))
+    assert_same_bits(scaled.loss.detach(), fixed.loss.detach())
+    assert_same_bits(other, gradient)
+    lengths = torch.tensor(LENGTHS).repeat_interleave(torch.tensor(LENGTHS))
+    assert sequence_lengths(CUTS, None).tolist() == lengths.tolist()
+    mask = torch.tensor([True, False, True, False])
+    assert sequence_lengths([slice(0, 3), slice(3, 4)], mask).tolist() == [2, 2, 2, 0]

@@ -17,7 +17,7 @@ from vexact.experiments.progress import Watch, duration
 from vexact.experiments.recipes import Job, plan
 from vexact.experiments.results import RESULTS, STUDY, TABLE, collect, write
 from vexact.experiments.statistics import median
-from vexact.experiments.study import Study
+from vexact.experiments.study import Study, StudyError
 from vexact.experiments.worker import Computing, attempt, done
 from vexact.loop.folder import METRICS, read_lines, write_whole
 from vexact.recipe import RunSection
@@ -135,8 +135,8 @@ def _probed(study: Study, computing: Computing) -> float:
         job = Job(study.arms[0].name, study.seeds[0], 0, "probe", recipe)
         fault = attempt(job, computing.kernels())
         lines = read_lines(job.folder / METRICS)
-    if fault or not lines:
-        return float("nan")
+    if fault:
+        raise StudyError(f"{study.file}: the first arm, {job.arm}: {fault}")
     steps = [line["seconds"] for line in lines if line["step"] >= 1]
     looks = [line["eval_seconds"] for line in lines if "eval_seconds" in line]
     every = study.recipe().eval.every

@@ -37,13 +37,15 @@ class LossSection:
     - GRPO: ppo, group_std, seq-mean-token-mean, often kl k3 0.04 · Dr. GRPO: ppo, group_mean, seq-mean-token-sum-norm
     - DAPO: ppo, group_std, token-mean, epsilon_high 0.28, overlong_buffer, groups without spread sampled anew
     - REINFORCE: reinforce with batch_token (REINFORCE++), batch_sequence or leave_one_out (RLOO)
-    - GSPO: gspo, group_std, seq-mean-token-mean, epsilons 3e-4 and 4e-4 · CISPO: cispo, group_std, token-mean
+    - GSPO: gspo, group_std, seq-mean-token-mean, epsilons 3e-4 and 4e-4 for sequences of thousands of tokens
+      (epsilon_length) · CISPO: cispo, group_std, token-mean
     """
 
     name: str = choice("ppo", "reinforce", "gspo", "cispo")  # vexact/training/surrogate.py
     advantage: str = choice("group_std", "group_mean", "leave_one_out", "batch_sequence", "batch_token", "reward")
     epsilon_low: float = number(0.2, above=0.0, below=1.0)  # ratios below 1 - epsilon_low are clipped where A < 0
     epsilon_high: float = number(0.2, above=0.0)  # ratios above 1 + epsilon_high are clipped where A > 0
+    epsilon_length: float = number(0.0, at_least=0.0)  # gspo: tokens at which both hold; of T: ε·√(it/T). 0: of any
     dual_clip: float = number(0.0, at_least=0.0)  # ppo: ratios above it are clipped where A < 0; 0: off, common: 3
     cap: float = number(5.0, above=0.0)  # cispo: the largest weight itself (TRL's epsilon_high; elsewhere 1 + ε)
     aggregation: str = choice("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
@@ -60,6 +62,11 @@ class LossSection:
     def __post_init__(self) -> None:
         if 0.0 < self.dual_clip <= 1.0:
             raise RecipeError(f"loss.dual_clip = {self.dual_clip} must be above 1, or 0 for none")
+        if self.epsilon_length and self.name != "gspo":
+            raise RecipeError(
+                f"loss.epsilon_length = {self.epsilon_length:g} with loss.name = {self.name}: only the bounds of gspo, "
+                "on a mean over a sequence, depend on its length"
+            )
         divergence = self.kl.coef if self.kl.place == "loss" else 0.0
         updates = self.epochs * self.mini_batches
         self.remedy.check(self.name, self.anchor, self.entropy_coef, divergence, updates)

@@ -31,8 +31,9 @@ class Tokens:
 
     current: logprobs under the current policy, with gradient; entropy: likewise, needed with an entropy bonus. anchor:
     logprobs under π_old. divisor: of the aggregation. reference: logprobs under the reference policy, needed with a KL
-    in the loss. sequence_log_ratio: `sequence_log_ratios`, needed by GSPO. weight: of a remedy, by default 1. mask:
-    bool, which tokens are trained, by default all.
+    in the loss. sequence_log_ratio: `sequence_log_ratios`, needed by GSPO. sequence_length: `sequence_lengths`, needed
+    by GSPO where `epsilon_length` scales its bounds. weight: of a remedy, by default 1. mask: bool, which tokens are
+    trained, by default all.
     """
 
     current: Tensor
@@ -42,6 +43,7 @@ class Tokens:
     entropy: Tensor | None = None
     reference: Tensor | None = None
     sequence_log_ratio: Tensor | None = None
+    sequence_length: Tensor | None = None
     weight: Tensor | None = None
     mask: Tensor | None = None
 
@@ -57,7 +59,7 @@ class Tokens:
         if self.mask is None:
             return self
         columns = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "mask"}
-        neutral = {"divisor": 1.0}
+        neutral = {"divisor": 1.0, "sequence_length": 1.0}
         kept = {
             name: torch.where(self.mask, column, neutral.get(name, 0.0))
             for name, column in columns.items()
@@ -86,7 +88,10 @@ def token_losses(tokens: Tokens, loss: LossSection, kernels: Kernels) -> TokenLo
 
 def _losses(tokens: Tokens, loss: LossSection, kernels: Kernels) -> TokenLosses:
     weight = tokens.advantage if tokens.weight is None else tokens.advantage * tokens.weight
-    terms = Terms(tokens.current, tokens.anchor, tokens.advantage, weight / tokens.divisor, tokens.sequence_log_ratio)
+    terms = Terms(
+        tokens.current, tokens.anchor, tokens.advantage, weight / tokens.divisor, tokens.sequence_log_ratio,
+        tokens.sequence_length,
+    )  # fmt: skip
     policy = SURROGATES[loss.name](terms, loss, kernels)
     total, kl = policy.loss, torch.zeros_like(policy.ratio)
     if tokens.reference is not None:
@@ -100,6 +105,16 @@ def _losses(tokens: Tokens, loss: LossSection, kernels: Kernels) -> TokenLosses:
     return TokenLosses(total, policy.ratio, policy.clipped, kl)
 
 
+def sequence_columns(
+    current: Tensor, anchor: Tensor, cuts: Sequence[slice], mask: Tensor | None, kernels: Kernels
+) -> dict[str, Tensor]:
+    """The columns of `Tokens` that know a whole sequence: arguments as of `sequence_log_ratios`."""
+    return {
+        "sequence_log_ratio": sequence_log_ratios(current, anchor, cuts, mask, kernels),
+        "sequence_length": sequence_lengths(cuts, mask).to(current.device),
+    }
+
+
 def sequence_log_ratios(
     current: Tensor, anchor: Tensor, cuts: Sequence[slice], mask: Tensor | None, kernels: Kernels
 ) -> Tensor:
@@ -111,9 +126,11 @@ def sequence_log_ratios(
     difference = current.detach() - anchor
     if mask is not None:
         difference = torch.where(mask, difference, 0.0)
-    means = []
-    for cut in cuts:
-        total = kernels.sum(difference[cut])
-        count = torch.full_like(total, float(cut.stop - cut.start)) if mask is None else mask[cut].sum().to(total.dtype)
-        means.append((total / count).expand(cut.stop - cut.start))
-    return torch.cat(means)
+    totals = torch.cat([kernels.sum(difference[cut]).expand(cut.stop - cut.start) for cut in cuts])
+    return totals / sequence_lengths(cuts, mask).to(totals.device)
+
+
+def sequence_lengths(cuts: Sequence[slice], mask: Tensor | None) -> Tensor:
+    """Of each token the number of trained tokens of its sequence: float32 [n]."""
+    counts = [(cut.stop - cut.start if mask is None else int(mask[cut].sum()), cut.stop - cut.start) for cut in cuts]
+    return torch.cat([torch.full((size,), float(count)) for count, size in counts])

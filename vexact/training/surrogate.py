@@ -34,6 +34,7 @@ class Terms:
     """What a policy loss is made of: float32 [n] each, only `current` with gradient.
 
     sequence_log_ratio: of each token's sequence the mean over its tokens of log π − log π_old (GSPO), else None.
+    sequence_length: of each token's sequence the number of trained tokens, needed by GSPO with `epsilon_length`.
     """
 
     current: Tensor
@@ -41,6 +42,7 @@ class Terms:
     advantage: Tensor
     weight: Tensor
     sequence_log_ratio: Tensor | None = None
+    sequence_length: Tensor | None = None
 
 
 def reinforce(terms: Terms, loss: LossSection, kernels: Kernels) -> Surrogate:
@@ -69,6 +71,9 @@ def gspo(terms: Terms, loss: LossSection, kernels: Kernels) -> Surrogate:
 
     That is the gradient of the sequence's own loss under every aggregation, as each divides all tokens of a sequence
     alike (eq. 10; written per token as in eq. 13, and in verl). A sequence is clipped whole.
+
+    A mean over T tokens spreads like 1/√T, so a bound that suits one length clips nearly all or nearly nothing of
+    another: with `epsilon_length` L both ε are those of L tokens, and ε·√(L/T) elsewhere (our reading).
     """
     if terms.sequence_log_ratio is None:
         raise ValueError("gspo needs sequence_log_ratio")
@@ -92,15 +97,25 @@ def cispo(terms: Terms, loss: LossSection, kernels: Kernels) -> Surrogate:
 def _clipped(log_ratio: Tensor, terms: Terms, loss: LossSection, kernels: Kernels) -> Surrogate:
     ratio = kernels.exp(log_ratio.detach())
     positive, negative = terms.advantage > 0, terms.advantage < 0
-    low, high, dual = (
-        torch.full_like(ratio, x) for x in (1.0 - loss.epsilon_low, 1.0 + loss.epsilon_high, dual_of(loss))
-    )
+    low, high = _bounds(terms, loss)
+    dual = torch.full_like(ratio, dual_of(loss))
     over, under, beyond = positive & (ratio > high), negative & (ratio < low), negative & (ratio > dual)
     clipped = over | under | beyond
     dead = clipped | ~(positive | negative)
     live = functions.exp(torch.where(dead, 0.0, log_ratio), kernels)
     bound = torch.where(over, high, torch.where(beyond, dual, low))
     return Surrogate(-(torch.where(dead, bound, live) * terms.weight), ratio, clipped)
+
+
+def _bounds(terms: Terms, loss: LossSection) -> tuple[Tensor, Tensor]:
+    """1 − ε_low and 1 + ε_high of each token, float32 [n]. Square root and quotient are correctly rounded."""
+    like = terms.anchor
+    if not loss.epsilon_length:
+        return torch.full_like(like, 1.0 - loss.epsilon_low), torch.full_like(like, 1.0 + loss.epsilon_high)
+    if terms.sequence_length is None:
+        raise ValueError("gspo with epsilon_length needs sequence_length")
+    scale = torch.sqrt(torch.full_like(like, loss.epsilon_length) / terms.sequence_length)
+    return 1.0 - loss.epsilon_low * scale, 1.0 + loss.epsilon_high * scale
 
 
 def dual_of(loss: LossSection) -> float:

@@ -27,7 +27,7 @@ from vexact.training.advantage import Advantages, advantages_of
 from vexact.training.aggregation import divisors
 from vexact.training.batch import TrainingBatch
 from vexact.training.lag import measure_lag, no_lag
-from vexact.training.loss import TokenLosses, Tokens, sequence_log_ratios, token_losses
+from vexact.training.loss import TokenLosses, Tokens, sequence_columns, token_losses
 from vexact.training.metrics import (
     NO_TOKENS,
     StepMetrics,
@@ -365,9 +365,9 @@ class Trainer:
         anchor = batch.behaviour[rows] if self.loss.anchor == "bypass" else part(batch.old)
         if anchor is None:
             anchor = current.detach()
-        sequence = None
+        sequences = {}
         if self.loss.name == "gspo":
-            sequence = sequence_log_ratios(current, anchor, batch.within(rows), mask, self.kernels)
+            sequences = sequence_columns(current, anchor, batch.within(rows), mask, self.kernels)
         tokens = Tokens(
             current=current,
             anchor=anchor,
@@ -375,9 +375,9 @@ class Trainer:
             divisor=divisor[rows],
             entropy=result.entropy if self.loss.entropy_coef else None,
             reference=part(batch.reference),
-            sequence_log_ratio=sequence,
             weight=part(batch.weight),
             mask=mask,
+            **sequences,
         )
         return token_losses(tokens, self.loss, self.kernels)
 
