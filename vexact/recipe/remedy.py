@@ -181,20 +181,20 @@ class RemedySection:
                 f"loss.remedy.{key} = {getattr(self, key)} with loss.anchor = bypass: the ratio to the sampler that "
                 f"{objective} clips holds that correction already; use loss.anchor = recomputation"
             )
-        self._check_drift(objective, updates)
+        self._check_ratio(objective, updates)
 
-    def _check_drift(self, objective: str, updates: int) -> None:
+    def _check_ratio(self, objective: str, updates: int) -> None:
         for part, weighing in (("token", OWN_WEIGHTS), ("sequence", ("tis", "mask"))):
-            kind = getattr(self, part)
-            if kind == "off" or getattr(self, f"{part}_ratio") != "drift":
+            kind, ratio = getattr(self, part), getattr(self, f"{part}_ratio")
+            if kind == "off" or ratio == "correction":
                 continue
-            if updates == 1:
+            if ratio == "drift" and updates == 1:
                 raise RecipeError(
                     f"loss.remedy.{part}_ratio = drift: a step of one update has none; "
                     "loss.mini_batches or loss.epochs above 1 make more"
                 )
             if kind in weighing and objective != "reinforce":
                 raise RecipeError(
-                    f"loss.remedy.{part}_ratio = drift with {part} = {kind}: p_θ/π_old is in the gradient of "
-                    f"{objective} already; only what rejects by it goes with that"
+                    f"loss.remedy.{part}_ratio = {ratio} with {part} = {kind}: p_θ/π_old is in the gradient of "
+                    f"{objective} already; weigh by correction, or only reject by {ratio}"
                 )

@@ -206,6 +206,11 @@ def test_parts_that_do_not_go_together_are_refused_by_name(keys: dict[str, Any],
             "token_ratio = drift with token = tis: p_θ/π_old is in the gradient of ppo already",
         ),
         (
+            {"token": "icepop", "token_ratio": "current"},
+            {"name": "ppo", "anchor": "recomputation"},
+            "token_ratio = current with token = icepop: p_θ/π_old is in the gradient of ppo already",
+        ),
+        (
             {"sequence": "mask", "sequence_ratio": "drift"},
             {"name": "gspo", "anchor": "recomputation", "epochs": 2},
             "sequence_ratio = drift with sequence = mask: p_θ/π_old is in the gradient of gspo already",
