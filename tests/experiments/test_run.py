@@ -7,6 +7,7 @@ import io
 import json
 import multiprocessing
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ Made = tuple[Path, Path, Outcome, str]
 def test_all_runs_of_a_study_end_and_its_results_say_what_they_came_to(made: Made) -> None:
     _, root, outcome, said = made
     results = json.loads((root / "results.json").read_text())
-    assert results == outcome.results and outcome.failed == [] and results["failed"] == []
+    assert results == outcome.results and outcome.failed == [] and results["failed"] == results["notes"] == []
     assert [(arm["name"], arm["role"], [r["seed"] for r in arm["runs"]]) for arm in results["arms"]] == [
         ("exact", "exact", [0, 1]), ("other draws", "null", [0, 1]), ("lag", "arm", [0, 1]),
     ]  # fmt: skip
@@ -196,6 +197,17 @@ def test_without_its_start_a_run_is_not_begun(tmp_path: Path) -> None:
         "its warm start failed: warm_start.until" in line for line in outcome.failed
     )
     assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_a_start_that_is_worse_than_it_was_to_be_is_said_and_written_down(tmp_path: Path) -> None:
+    path = write(tmp_path, recipe={**BASE, "warm_start": {"steps": 2, "until": 0.9}}, claims=[], seeds=1)
+    outcome, said = run(path, tmp_path / "out")
+    (note,) = outcome.results["notes"]
+    assert re.fullmatch(
+        r"warm start, seed 0: a success of [\d.]+ behind 2 steps, and not the 0\.9 of warm_start\.until: raise .*", note
+    )
+    assert note in said and json.loads((tmp_path / "out" / "results.json").read_text())["notes"] == [note]
+    assert note in run(path, tmp_path / "out")[1]  # also where it was trained before
 
 
 def test_a_dry_run_says_arms_seeds_and_time_and_leaves_nothing(tmp_path: Path) -> None:

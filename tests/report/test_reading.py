@@ -112,6 +112,7 @@ def test_failed_runs_are_said(tmp_path: Path) -> None:
     assert of({"arms": [], "failed": failed[3:4]}, tmp_path).notes == ("failed: a seed 3: out of memory",)
     several = "9 runs failed (a seed 0, a seed 1, a seed 2, …): out of memory"
     assert of({"arms": [], "failed": failed}, tmp_path).notes == (several,)
+    assert of({"arms": [], "notes": ["worse"], "failed": failed}, tmp_path).notes == ("worse", several)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -55,8 +55,11 @@ def run_study(study: Study, root: Path, *, computing: Computing, jobs: int, cons
             for job in runs
             if job.recipe.model.path in broken
         }
+        notes = list(fallen_short(starts))
+        for note in notes:
+            console.print(note, soft_wrap=True, highlight=False, markup=False)
         failed |= _trained(pool, [job for job in runs if job.digest not in failed], console)
-    results = collect(study, runs, failed, root, _away(study, runs, kernels))
+    results = {**collect(study, runs, failed, root, _away(study, runs, kernels)), "notes": notes}
     write(results, root)
     said = [f"{job.arm}, seed {job.seed}: {failed[job.digest]}" for job in runs if job.digest in failed]
     return Outcome(root, results, said)
@@ -95,6 +98,20 @@ def verdicts(results: Mapping[str, Any]) -> Table:
     for claim in results["claims"]:
         table.add_row(claim["id"], claim["claim"], claim["verdict"])
     return table
+
+
+def fallen_short(starts: Sequence[Job]) -> Iterator[str]:
+    """A line for each warm start that ended below the success that it was to reach: what follows begins elsewhere than
+    its recipe says."""
+    for job in starts:
+        wanted = job.recipe.warm_start.until
+        for line in read_lines(job.folder / METRICS)[:1]:
+            reached = line.get("eval_success", wanted)
+            if reached < wanted:
+                yield (
+                    f"warm start, seed {job.seed}: a success of {reached:.3g} behind {line['warm_start_steps']} steps, "
+                    f"and not the {wanted:g} of warm_start.until: raise warm_start.steps"
+                )
 
 
 def _trained(pool: Pool, jobs: Sequence[Job], console: Console) -> dict[str, str]:
@@ -143,4 +160,4 @@ def _probed(study: Study, computing: Computing) -> float:
     return median(steps) + (median(looks) / every if looks and every else 0.0)
 
 
-__all__ = ["RESULTS", "TABLE", "Outcome", "dry_run", "run_study", "verdicts"]
+__all__ = ["RESULTS", "TABLE", "Outcome", "dry_run", "fallen_short", "run_study", "verdicts"]

@@ -62,7 +62,7 @@ def _read_study(folder: Path) -> Study:
         raise ReportError(f"{file}: is not the result of a study: it has no list of arms")
     curves = read_json(folder / CURVES) if (folder / CURVES).is_file() else {}
     distributions = read_json(folder / DELTAS) if (folder / DELTAS).is_file() else {}
-    notes: list[str] = []
+    notes = [str(note) for note in content.get("notes") or []]
     arms = []
     for row in content["arms"]:
         try:
