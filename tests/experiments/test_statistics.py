@@ -9,6 +9,7 @@ import pytest
 
 from vexact.experiments.statistics import (
     difference_interval,
+    fisher_test,
     lead_interval,
     mean,
     mean_interval,
@@ -56,6 +57,12 @@ def test_a_correlation_inside_groups_is_that_of_one_and_ignores_what_sets_them_a
     assert rank_correlation_within(apart) == pytest.approx(-1.0)
     pooled = [value for side, _ in apart for value in side], [value for _, side in apart for value in side]
     assert rank_correlation(*pooled) > 0.5
+
+
+def test_fishers_test_is_the_tail_of_drawing_without_replacement() -> None:
+    assert fisher_test(3, 1, 1, 3) == pytest.approx(17 / 70)  # the lady tasting tea: (16 + 1) / 70
+    assert fisher_test(4, 0, 0, 4) == pytest.approx(1 / 70)
+    assert fisher_test(0, 4, 4, 0) == fisher_test(5, 3, 0, 0) == fisher_test(0, 0, 5, 3) == 1.0
 
 
 def test_the_sign_test_is_the_tail_of_a_fair_coin() -> None:

@@ -67,10 +67,13 @@ def test_a_run_that_did_not_measure_it_is_none_that_did_not_reach_it() -> None:
     assert found.numbers["runs"] == 2 and found.numbers["missed"] == ["a, seed 2"]
 
 
-def falls(success: Sequence[int | None], k3: Sequence[int | None]) -> ArmEvidence:
+def falls(success: Sequence[int | None], k3: Sequence[int | None], name: str = "a", role: str = "arm") -> ArmEvidence:
     ends: dict[str, Sequence[float | None]] = {"success_falls": success, "k3_leaves": k3}
     ends |= {"k3_start": [0.1] * len(k3), "peak_trainer": [0.8] * len(k3)}
-    return ArmEvidence("a", "arm", range(len(k3)), ends)
+    return ArmEvidence(name, role, range(len(k3)), ends)
+
+
+STEADY = falls([None] * 8, [None] * 8, "exact", "exact")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +88,18 @@ def falls(success: Sequence[int | None], k3: Sequence[int | None]) -> ArmEvidenc
     ],
 )
 def test_one_step_leads_another(success: list[int | None], k3: list[int | None], verdict: str) -> None:
-    assert Leads("a", "success_falls", "k3_leaves").judge(evidence(falls(success, k3))).verdict == verdict
+    assert Leads("a", "success_falls", "k3_leaves").judge(evidence(STEADY, falls(success, k3))).verdict == verdict
+
+
+@pytest.mark.parametrize(("without", "verdict"), [(2, CONFIRMED), (4, INCONCLUSIVE), (8, INCONCLUSIVE)])
+def test_a_step_that_comes_without_a_cause_as_well_is_none_that_the_other_missed(without: int, verdict: str) -> None:
+    other = falls([20] * without + [None] * (8 - without), [None] * 8, "other draws", "null")
+    found = Leads("a", "success_falls", "k3_leaves").judge(evidence(other, falls([40] * 8, [None] * 8)))
+    assert found.verdict == verdict
+    assert found.numbers["without_cause"]["runs"] == 8 and found.numbers["without_cause"]["reached"] == without
+    named = Leads("a", "success_falls", "k3_leaves", control="exact")
+    assert named.judge(evidence(STEADY, other, falls([40] * 8, [None] * 8))).verdict == CONFIRMED
+    assert named.judge(evidence(other, falls([40] * 8, [None] * 8))).verdict == INCONCLUSIVE  # nothing to compare with
 
 
 def test_whose_second_step_leads_is_named() -> None:

@@ -108,6 +108,14 @@ def sign_test(right: int, wrong: int) -> float:
     return sum(math.comb(count, k) for k in range(right, count + 1)) / 2.0**count
 
 
+def fisher_test(a: int, b: int, c: int, d: int) -> float:
+    """The chance of at least `a` in the first cell of a two by two table [[a, b], [c, d]] with those margins, were rows
+    and columns independent: Fisher's exact test, one-sided."""
+    rows, column, count = a + b, a + c, a + b + c + d
+    cells = range(a, min(rows, column) + 1)
+    return sum(math.comb(column, k) * math.comb(count - column, rows - k) for k in cells) / math.comb(count, rows)
+
+
 def ranks(values: Sequence[float]) -> Floats:
     """1 … n, equal values at the mean of theirs; infinite ones are the last."""
     x = np.asarray(values, np.float64)

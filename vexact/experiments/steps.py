@@ -9,7 +9,14 @@ from typing import Any
 
 from vexact.experiments.evidence import Evidence
 from vexact.experiments.gaps import chosen, finite
-from vexact.experiments.statistics import COVERED, median, rank_correlation, rank_correlation_interval, sign_test
+from vexact.experiments.statistics import (
+    COVERED,
+    fisher_test,
+    median,
+    rank_correlation,
+    rank_correlation_interval,
+    sign_test,
+)
 from vexact.experiments.verdict import CONFIRMED, FEW, INCONCLUSIVE, NOT_TESTABLE, OPPOSITE, Verdict
 
 LISTED = 40  # runs by name
@@ -64,16 +71,22 @@ class Together:
 
 @dataclass(frozen=True)
 class Leads:
-    """Whether one step comes before another: success that falls before K3 rises, or without that it does."""
+    """Whether one step comes before another: success that falls before K3 rises, or without that it does.
+
+    control: arms in which nothing makes the first step come, by default the exact and the null ones. A step that they
+    reach as often is none that a cause has led to: it says nothing that the second one did not warn of it.
+    """
 
     arms: str
     first: str
     second: str
+    control: str = ""
 
     def text(self) -> str:
         return (
             f"Of runs that reached either, {self.first} comes before {self.second} (or the other is not reached at "
-            f"all) in more than a half, by an exact sign test at 2.5 % (opposite: in less); at least {FEW} such runs."
+            f"all) in more than a half, by an exact sign test at 2.5 % (opposite: in less); at least {FEW} such runs. "
+            f"Confirmed only where more runs reach {self.first} than without a cause, by Fisher's exact test at 2.5 %."
         )
 
     def judge(self, evidence: Evidence) -> Verdict:
@@ -93,6 +106,7 @@ class Leads:
                 self.second: finite(median([b for _, _, b in every])),
             },
             "second_leads_in": wrong[:LISTED],
+            "without_cause": self._without_cause(evidence, [a for _, a, _ in every]),
         }
         if not reached:
             return Verdict(NOT_TESTABLE, numbers)
@@ -102,7 +116,19 @@ class Leads:
         numbers["chance"] = sign_test(max(len(right), len(wrong)), min(len(right), len(wrong)))
         if numbers["chance"] > tail:
             return Verdict(INCONCLUSIVE, numbers)
-        return Verdict(CONFIRMED if len(right) > len(wrong) else OPPOSITE, numbers)
+        if len(right) < len(wrong):
+            return Verdict(OPPOSITE, numbers)
+        return Verdict(CONFIRMED if numbers["without_cause"]["chance"] <= tail else INCONCLUSIVE, numbers)
+
+    def _without_cause(self, evidence: Evidence, steps: list[float]) -> dict[str, Any]:
+        """How many runs of the control reach the first step, and the chance of so many in the arms were it all one."""
+        arms = evidence.of_role("exact") + evidence.of_role("null")
+        if self.control:
+            arms = chosen(evidence, self.control)
+        given = [value for arm in arms for value in arm.values(self.first)]
+        reached, others = (sum(map(math.isfinite, values)) for values in (given, steps))
+        chance = fisher_test(others, len(steps) - others, reached, len(given) - reached)
+        return {"runs": len(given), "reached": reached, "chance": chance}
 
 
 @dataclass(frozen=True)
