@@ -21,12 +21,24 @@ from vexact.loop.dry_run import dry_run
 from vexact.model.checkpoint import shapes
 from vexact.model.gradients import Gradients
 from vexact.model.known import known_config
+from vexact.model.law import Law
 from vexact.model.pages import pages_for
 from vexact.model.parameters import stack
 from vexact.model.policy import Policy, Scored
 from vexact.model.recording import Recording
 from vexact.model.tiny import tiny_config, tiny_weights
-from vexact.recipe import KLSection, LossSection, ModelSection, OptimizerSection, Recipe, SyncSection
+from vexact.recipe import (
+    KLSection,
+    LossSection,
+    MismatchSection,
+    ModelSection,
+    OptimizerSection,
+    Recipe,
+    RemedySection,
+    RunSection,
+    SamplingSection,
+    SyncSection,
+)
 from vexact.rollout.sampler import page_bytes
 from vexact.verification.ranks import on_ranks
 from vexact_kernels import load
@@ -103,6 +115,28 @@ def test_versions_and_the_reference_count() -> None:
     parts = budget_of(recipe, tiny_config(), torch.float32).parts
     assert "weights, 4 versions, float32" in parts
     assert parts["reference policy, float32"] * 4 == parts["weights, 4 versions, float32"]
+
+
+def test_laws_count_where_rollouts_keep_them() -> None:
+    name = "laws that a step's rollouts were drawn from, at most"
+    sampling = SamplingSection(prompts=2, samples=4, max_tokens=10, rounds=3)
+    dlc = LossSection("reinforce", remedy=RemedySection(name="dlc", resync_level="token"))
+    torch_side = lambda **keys: MismatchSection(cause="torch", **keys)  # noqa: E731
+    counted = Recipe(sampling=sampling, loss=dlc, mismatch=torch_side())
+    for config in (tiny_config(), replace(tiny_config(), vocab_size=49152)):
+        logits = torch.zeros(1, config.vocab_size)
+        law = Law.of(load(), logits, torch.ones(1), torch.zeros(1, dtype=torch.int64))
+        row = sum(column.numel() * column.element_size() for column in vars(law).values() if isinstance(column, Tensor))
+        assert budget_of(counted, config, torch.float32).parts[name] == 3 * 2 * 4 * 10 * row
+    diagnosed = replace(counted, loss=LossSection(), run=RunSection(diagnose=5))
+    assert name in budget_of(diagnosed, tiny_config(), torch.float32).parts
+    for recipe in (
+        replace(counted, mismatch=MismatchSection(cause="temperature")),
+        replace(counted, mismatch=torch_side(side="trainer")),
+        replace(counted, loss=LossSection()),
+        replace(counted, device="cuda"),
+    ):
+        assert name not in budget_of(recipe, tiny_config(), torch.float32).parts
 
 
 def said(recipe: Recipe, **options: Any) -> str:

@@ -16,6 +16,7 @@ from vexact.loop import RunError, train
 from vexact.loop.display import Display
 from vexact.loop.loop import Loop
 from vexact.loop.versions import check_accept
+from vexact.model.ops import Ops
 from vexact.model.remedy import Plain
 from vexact.recipe import (
     CheckpointSection,
@@ -24,13 +25,15 @@ from vexact.recipe import (
     ModelSection,
     OptimizerSection,
     Recipe,
-    RecipeError,
     RemedySection,
     RunSection,
     SamplingSection,
     SyncSection,
     TaskSection,
 )
+from vexact.study.causes.drawing import Hotter, NucleusUnsaid
+from vexact.study.causes.head import RoundedSoftmax
+from vexact.study.causes.registry import DRAWING
 from vexact.tasks import load_task
 from vexact.verification.checks import thread_count
 from vexact_kernels import load
@@ -143,13 +146,17 @@ def test_whether_steps_are_taken_back_the_remedy_says() -> None:
     check_accept(recipe, None)
 
 
-@pytest.mark.parametrize("keys", [{}, {"run": RunSection(diagnose=2)}], ids=["remedy", "diagnose"])
-def test_a_run_whose_sampler_draws_from_a_law_that_is_not_known_is_not_centred(keys: dict[str, Any]) -> None:
-    hotter = MismatchSection(cause="temperature", temperature=1.5)
-    remedy = RemedySection() if keys else RemedySection(centre="scores")
-    with pytest.raises(RecipeError, match=r"mismatch.cause = temperature with .*: scores are centred with what was"):
-        lines(of(remedy, mismatch=hotter, steps=1, **keys))
-    assert len(lines(of(RemedySection(), mismatch=hotter, steps=1))) == 1
+@pytest.mark.parametrize("cause", sorted(DRAWING))
+def test_scores_are_centred_with_what_a_sampler_drew_from(cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not with the law of its logits: the mutant."""
+    mismatch = MismatchSection(cause=cause, temperature=1.5, top_p=0.8)
+    recipe = of(RemedySection(centre="scores"), mismatch=mismatch, steps=2)
+    found = lines(recipe)
+    for ops in (Hotter, NucleusUnsaid, RoundedSoftmax):
+        monkeypatch.setattr(ops, "drawn_from", Ops.drawn_from)
+    other = lines(recipe)
+    assert found[0]["reward_mean"] == other[0]["reward_mean"]
+    assert found[0]["fingerprint"] != other[0]["fingerprint"]
 
 
 def test_lag_is_no_surge_of_mismatch() -> None:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from vexact.model.centring import Centre as Backward
+from vexact.model.law import Law
 from vexact.model.remedy import Centring, Plain, Remedy
 from vexact.study.enumeration import (
     Three,
@@ -235,6 +236,23 @@ def test_a_lag_with_negative_advantages_feeds_itself() -> None:
     away = np.exp(log_softmax(three.trainer))[0] - np.exp(log_softmax(three.source))[0]
     assert pull["none"] @ away > 0.9 * np.linalg.norm(away) ** 2
     assert np.abs(pull["lag"]).max() < 1e-7 and np.abs(pull["DLC"]).max() < 1e-12
+
+
+def test_with_a_kept_law_the_kernel_gives_the_samplers_own_gradient() -> None:
+    """For q = softmax(z + η), whose η nobody can compute again."""
+    ids, ones = torch.arange(6).repeat(WORLD.prefix_count), torch.ones(6 * WORLD.prefix_count)
+    rows = lambda z: torch.tensor(np.repeat(z, 6, axis=0), dtype=torch.float32)  # noqa: E731
+    chance = np.exp(WORLD.columns(log_softmax(NOISE.sampler)).sum(1)) * WORLD.rewards
+    given = torch.tensor(-WORLD.gathered(np.repeat(chance[:, None], 4, 1)).reshape(-1), dtype=torch.float32)
+    policy = Law.of(KERNELS, rows(NOISE.trainer), ones, ids).softmax(KERNELS, ones)
+    found = []
+    for logits in (NOISE.sampler, NOISE.source):
+        drawn = Law.of(KERNELS, rows(logits), ones, ids).softmax(KERNELS, ones)
+        gradient, _, _ = KERNELS.centre(policy, drawn, None, ids, ones, given, None, None, "clamp", torch.float32)
+        update = -gradient.double().numpy().reshape(WORLD.prefix_count, 6, 6).sum(axis=1)
+        found.append(distance(update, policy_gradient(WORLD, NOISE.sampler)))
+    assert found[0] < 1e-5
+    assert found[1] > 1e-2  # the mutant: the law that is computed again, without η
 
 
 STATES: Any = None  # the backward pass's bounds need no hidden states

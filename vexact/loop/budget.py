@@ -11,10 +11,13 @@ import torch
 from vexact.loop.versions import most_held, spare_of, version_bytes
 from vexact.model.config import ModelConfig
 from vexact.model.gradients import stream_shapes
+from vexact.model.law import row_bytes
 from vexact.model.ops import LOGITS_AT_ONCE
 from vexact.model.pages import pages_for
 from vexact.recipe import Recipe
 from vexact.rollout.sampler import default_pages, page_bytes
+from vexact.study.mismatch import Mismatch
+from vexact.study.remedies import remedy_of
 from vexact.training.shards import bundles, owners, stack_shape
 
 FLOAT32 = 4  # bytes
@@ -49,6 +52,9 @@ def budget_of(recipe: Recipe, config: ModelConfig, dtype: torch.dtype, ranks: in
         parts[f"reference policy, {name}"] = weights
     if ranks > 1:
         parts["gradients of owned stacks, and one message, float32"] = FLOAT32 * (most + largest_message)
+    laws = law_bytes(recipe, config)
+    if laws and recipe.device == "cpu":  # they lie on the host
+        parts["laws that a step's rollouts were drawn from, at most"] = laws
     tokens = recipe.optimizer.tokens_at_once
     scores = FLOAT32 * 2 * min(LOGITS_AT_ONCE, tokens * config.vocab_size)
     pages = recipe.sampling.pages or default_pages(config, dtype)
@@ -56,6 +62,16 @@ def budget_of(recipe: Recipe, config: ModelConfig, dtype: torch.dtype, ranks: in
     parts[f"activations of {tokens} tokens"] = activation_bytes(recipe, config, dtype)
     parts["logits and their gradient, float32"] = scores
     return Budget(parts)
+
+
+def law_bytes(recipe: Recipe, config: ModelConfig) -> int:
+    """Of what a step's rollouts keep where scores are centred with what no policy finds again, else 0."""
+    sampling, remedy = recipe.sampling, remedy_of(recipe.loss.remedy)
+    centred = recipe.run.diagnose or (remedy is not None and remedy.centre is not None)
+    if not centred or not Mismatch(recipe.mismatch, recipe.seed).keeps_laws(recipe.mismatch.start):
+        return 0
+    tokens = sampling.rounds * sampling.prompts * sampling.samples * sampling.max_tokens
+    return tokens * row_bytes(config.vocab_size)
 
 
 def most_versions(recipe: Recipe) -> int:

@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from vexact.model.centring import Centres
 from vexact.model.gradients import Gradients
+from vexact.model.law import Laws
 from vexact.model.policy import Policy, Scored
 from vexact.model.remedy import Centring
 from vexact.model.rollout import Rollout
@@ -70,10 +71,12 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Batch:
-    """Whole rollouts that can be trained, ids ascending. weights: of each token, −A over their number: float32."""
+    """Whole rollouts that can be trained, ids ascending. weights: of each token, −A over their number: float32. laws:
+    what they were drawn from, where they kept it."""
 
     sequences: Sequence[Scored]
     weights: Tensor
+    laws: Laws = field(default_factory=dict)
 
     @staticmethod
     def of(rollouts: Sequence[Rollout], advantages: Tensor) -> Batch | None:
@@ -90,7 +93,8 @@ class Batch:
             return None
         tokens = sum(len(rollout.completion) for rollout, _ in pairs)
         weights = [torch.full((len(rollout.completion),), -advantage / tokens) for rollout, advantage in pairs]
-        return Batch([rollout.scored for rollout, _ in pairs], torch.cat(weights))
+        laws = {rollout.id: rollout.law for rollout, _ in pairs if rollout.law is not None}
+        return Batch([rollout.scored for rollout, _ in pairs], torch.cat(weights), laws)
 
     def halves(self) -> tuple[Batch, Batch]:
         """The first and the second half of the rollouts, whole groups where their number is even."""
@@ -105,7 +109,7 @@ def diagnose(trainer: Trainer, batch: Batch, source: Source) -> tuple[dict[str, 
     sequences, weights = batch.sequences, batch.weights
     seen, at_once = trainer.view(trainer.policy), trainer.section.tokens_at_once
     plain = gradient(seen, sequences, weights, at_once)
-    centred = gradient(seen, sequences, weights, at_once, Centres(Centring(), source.sampler))
+    centred = gradient(seen, sequences, weights, at_once, Centres(Centring(), source.sampler, laws=batch.laws))
     drift = {name: plain[name].double() - centred[name].double() for name in plain}
     found = {
         "drift_norm": norm(drift),

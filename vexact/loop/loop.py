@@ -39,7 +39,7 @@ from vexact.model.tokenizer import load_tokenizer
 from vexact.ranks import Ranks
 from vexact.recipe import LossSection, OptimizerSection, Recipe
 from vexact.rollout.request import Request
-from vexact.study.mismatch import Mismatch, check_centring, check_mismatch
+from vexact.study.mismatch import Mismatch, check_mismatch
 from vexact.study.remedies import remedy_of
 from vexact.tasks import Scores, Task, load_task
 from vexact.training.admission import Source
@@ -166,7 +166,6 @@ class Loop:
         recipe, policy = self.recipe, self.trainer.policy
         check_mismatch(recipe)
         remedy = remedy_of(recipe.loss.remedy)
-        check_centring(recipe, remedy)
         if recipe.run.diagnose and not self.trainer.shards.alone:
             raise RunError("run.diagnose: gradients are compared in one process only")
         check_accept(recipe, remedy)
@@ -297,14 +296,16 @@ class Loop:
 
     def gather(self, step: int, sampler: Policy, display: Display) -> tuple[Gathered, float]:
         """The rollouts of a step, and the seconds that their scores took."""
-        seconds = 0.0
+        seconds, remedy, every = 0.0, self.trainer.remedy, self.recipe.run.diagnose
+        centred = (remedy is not None and remedy.centre is not None) or (every and step % every == 0)
+        laws = bool(centred) and self.mismatch.keeps_laws(step)
 
         def sample(turn: int, count: int) -> tuple[list[Rollout], Scores]:
             nonlocal seconds
             items = self.questions.items(step, turn, count)
             requests = self.questions.requests(step, items, turn)
             asked = {request.id: item for request, item in zip(requests, items, strict=True)}
-            rollouts = self.sample(sampler, requests, display.sampled)
+            rollouts = sample_shared(self.samplers.adopt(sampler, laws), requests, self.ranks, display.sampled)
             rollouts = self.mismatch.record(rollouts, step, sampler.ops.kernels)
             if turn == 0:
                 rollouts = self.mismatch.flip(rollouts, step, sampler)

@@ -16,12 +16,12 @@ class Samplers:
         self.section = section
         self._by_dtype: dict[torch.dtype, Sampler] = {}
 
-    def adopt(self, policy: Policy) -> Sampler:
-        """The one whose pages fit that policy, sampling from it."""
+    def adopt(self, policy: Policy, laws: bool = False) -> Sampler:
+        """The one whose pages fit that policy, sampling from it. laws: whether rollouts keep their law."""
         sampler = self._by_dtype.get(policy.dtype)
         if sampler is None:
             sampler = self._by_dtype[policy.dtype] = new_sampler(policy, self.section)
-        sampler.adopt(policy)
+        sampler.adopt(policy, laws)
         return sampler
 
 

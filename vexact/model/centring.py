@@ -6,8 +6,8 @@ it is 0. It takes logits of two more policies at the weights that sampled, which
 states are computed beside the recorded forward, on the same batch and by the same forward without a gradient, and
 logits follow from them a part of the rows at a time.
 
-The sampler's distribution is that of its ops' logits: one that draws from another law, or whose logits follow from its
-schedule, cannot be centred with (`vexact.study.mismatch.check_centring` refuses it).
+That of the sampler is what its ops say that they draw from. Where their logits follow from the schedule, no forward
+finds it again: then rollouts keep the law that they were drawn from, and it is read from there (`vexact.model.law`).
 
 Source: Score Centering (arXiv 2609.20807); with the lag ratio as weight it is our reading of DLC (Li, Zhou and Lan,
 abstract of 29 October 2026).
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from vexact.model.batch import Batch
+from vexact.model.law import Kept, Law, Laws
 from vexact.model.ops import Ops
 from vexact.model.pages import Pages
 from vexact.model.parameters import Matrix
@@ -44,10 +45,14 @@ class States:
         self.rows, self.hidden = rows, hidden[rows.to(hidden.device, non_blocking=True)]
 
     def softmax(self, part: slice, ids: Tensor, temperature: Tensor) -> Softmax:
-        """Of some of the rows. ids, temperature: of those."""
+        """What the policy draws from at some of the rows, which is what it scores with but for causes of the sampler's
+        side. ids, temperature: of those."""
         logits = self.ops.logits(self.hidden[part], self.head, self.rows[part])
-        _, _, largest, total, _ = self.ops.kernels.logprob(logits, ids, temperature, entropy=False)
-        return Softmax(logits, largest, total)
+        logits, own = self.ops.drawn_from(logits, temperature)
+        _, _, largest, total, _ = self.ops.kernels.logprob(logits, ids, own, entropy=False)
+        if own is temperature:
+            return Softmax(logits, largest, total)
+        return Law(logits.shape[1], logits, largest, total, own).softmax(self.ops.kernels, temperature)
 
 
 class Centre:
@@ -56,7 +61,7 @@ class Centre:
     weights, totals: what the backward pass finds, float32 [R]: w_a, and W = Σ_v q_v w_v.
     """
 
-    def __init__(self, centring: Centring, sampler: States, exact: States | None) -> None:
+    def __init__(self, centring: Centring, sampler: States | Kept, exact: States | None) -> None:
         self.centring, self.sampler, self.exact = centring, sampler, exact
         self._weights: dict[int, Tensor] = {}
         self._totals: dict[int, Tensor] = {}
@@ -109,20 +114,25 @@ class Centre:
 
 class Centres:
     """What a step's micro-batches are centred with. sampler: the policy that sampled, as it computes; exact: the
-    trainer's arithmetic at the same weights, needed for the lag ratio.
+    trainer's arithmetic at the same weights, needed for the lag ratio. laws: what the step's sequences were drawn from,
+    in the place of what the sampler would compute again; of all of them or of none.
     """
 
-    def __init__(self, centring: Centring, sampler: Policy, exact: Policy | None = None) -> None:
-        self.centring, self.sampler = centring, sampler
+    def __init__(
+        self, centring: Centring, sampler: Policy, exact: Policy | None = None, laws: Laws | None = None
+    ) -> None:
+        self.centring, self.sampler, self.laws = centring, sampler, laws
         self.exact = exact if centring.base == "lag" else None
         self.last: Centre | None = None
 
     def over(self, batch: Batch, rows: Tensor) -> Centre:
         """Of one micro-batch, which is then the last one."""
-        sampler = States(self.sampler, batch, rows)
-        if self.exact is None:
-            exact = None
+        exact = None if self.exact is None else States(self.exact, batch, rows)
+        sampler: States | Kept
+        if self.laws:
+            sampler = Kept(self.laws, batch, rows, self.sampler.ops.kernels)
         else:
-            exact = sampler if self.exact is self.sampler else States(self.exact, batch, rows)
+            same = exact is not None and self.exact is self.sampler
+            sampler = exact if exact is not None and same else States(self.sampler, batch, rows)
         self.last = Centre(self.centring, sampler, exact)
         return self.last

@@ -108,6 +108,10 @@ class Ops:
         logprob, _, _, _, finite = self.kernels.logprob(logits, ids, draws.temperature, entropy=False)
         return ids, logprob, finite
 
+    def drawn_from(self, logits: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits float32 [R, V] and temperatures float32 [R] whose law it is that `draw` draws from, given these."""
+        return logits, temperature
+
     def logprobs(
         self, hidden: Tensor, rows: Tensor, head: Matrix, ids: Tensor, temperature: Tensor, edit: Edit | None = None
     ) -> Logprobs:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from vexact.model.law import Law
 from vexact.model.policy import Scored
 
 Finish = Literal["stop", "length", "nonfinite"]
@@ -21,7 +22,8 @@ class Rollout:
     [len(completion)] on the host, natural log, of the distribution that was sampled (after temperature; temperature 0
     is greedy and records the log-probability at temperature 1). finish: `stop` (the last token is a stop id), `length`,
     or `nonfinite` (the model gave a logit that is not finite where the next token would have been; never trained on).
-    version and digest: the weights and the arithmetic that sampled it.
+    version and digest: the weights and the arithmetic that sampled it. law: what the tokens were drawn from, on the
+    host, a row a token of the completion; None unless a caller wanted it kept.
     """
 
     request: int
@@ -34,6 +36,7 @@ class Rollout:
     version: int
     digest: str
     cached_tokens: int = 0  # prompt tokens whose keys and values were already in pages
+    law: Law | None = None
 
     @property
     def id(self) -> tuple[int, int]:

@@ -70,6 +70,9 @@ class Wrapped(Ops):
     def draw(self, logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor, Tensor]:
         return self.inner.draw(logits, draws)
 
+    def drawn_from(self, logits: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+        return self.inner.drawn_from(logits, temperature)
+
     def logprobs(
         self, hidden: Tensor, rows: Tensor, head: Matrix, ids: Tensor, temperature: Tensor, edit: Edit | None = None
     ) -> Logprobs:

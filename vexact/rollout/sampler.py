@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -12,13 +13,14 @@ from vexact.errors import BadInput
 from vexact.model.batch import Batch
 from vexact.model.config import ModelConfig
 from vexact.model.draws import Draws
+from vexact.model.law import Law
 from vexact.model.ops import Ops, token_parts
 from vexact.model.pages import Pages
 from vexact.model.policy import Policy
 from vexact.model.rollout import Finish, Rollout
 from vexact.rollout.request import Request
 from vexact.rollout.scheduler import Scheduler, Sequence
-from vexact_kernels import PAGE
+from vexact_kernels import CPU, PAGE
 
 POOL_BYTES = 2 << 30  # address space of the default pool; only pages in use take memory
 POOL_PAGES = 4096
@@ -30,6 +32,7 @@ class _Drawn:
     token: int
     logprob: float
     finite: bool
+    law: Law | None
 
 
 class Sampler:
@@ -47,15 +50,16 @@ class Sampler:
         chunk: int = 256,
         running: int = 64,
     ) -> None:
-        self.policy = policy
+        self.policy, self.laws = policy, False
         self.pages = Pages(
             policy.config, pages or default_pages(policy.config, policy.dtype), policy.dtype, policy.device
         )
         self.scheduler = Scheduler(self.pages, tokens_per_step, chunk, running)
 
-    def adopt(self, policy: Policy) -> None:
+    def adopt(self, policy: Policy, laws: bool = False) -> None:
         """Sample from other weights from now on. Raises RuntimeError while sequences of the old ones are unfinished.
 
+        laws: whether rollouts keep the law that each token was drawn from; at the beginning they do not.
         No page outlives its sequence, so nothing computed with old weights can be read with new ones.
         """
         if not self.scheduler.idle:
@@ -63,7 +67,7 @@ class Sampler:
         shape, dtype, device = policy.config, policy.dtype, policy.device
         if (shape, dtype, device) != (self.policy.config, self.policy.dtype, self.policy.device):
             raise BadInput("the sampler's pages fit only policies of the same shape and dtype on the same device")
-        self.policy = policy
+        self.policy, self.laws = policy, laws
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises BadInput naming it where it can never be served."""
@@ -131,8 +135,10 @@ class Sampler:
         logits = ops.logits(hidden[at], self.policy.transformer.head, distinct)
         if len(distinct) < len(rows):
             logits = logits[inverse.to(device, non_blocking=True)]
-        ids, logprobs, finite = ops.draw(logits, Draws.at([sequence.next_draw for sequence in sequences], device))
-        return map(_Drawn, sequences, ids.tolist(), logprobs.tolist(), finite.tolist())
+        draws = Draws.at([sequence.next_draw for sequence in sequences], device)
+        ids, logprobs, finite = ops.draw(logits, draws)
+        laws: Iterable[Law | None] = _laws(ops, logits, draws, ids) if self.laws else repeat(None)
+        return map(_Drawn, sequences, ids.tolist(), logprobs.tolist(), finite.tolist(), laws)
 
     def _accept(self, drawn: _Drawn) -> list[Rollout]:
         """Append the token; the rollout if that ends the sequence."""
@@ -141,6 +147,8 @@ class Sampler:
             return [self._finish(sequence, "nonfinite")]
         sequence.tokens.append(drawn.token)
         sequence.logprobs.append(drawn.logprob)
+        if drawn.law is not None:
+            sequence.laws.append(drawn.law)
         if drawn.token in request.stop_ids:
             return [self._finish(sequence, "stop")]
         if len(sequence.tokens) - len(request.prompt) == request.max_tokens:
@@ -164,7 +172,14 @@ class Sampler:
             version=self.policy.version,
             digest=self.policy.digest,
             cached_tokens=min(sequence.cached, len(sequence.request.prompt)),
+            law=Law.joined(sequence.laws) if sequence.laws else None,
         )
+
+
+def _laws(ops: Ops, logits: Tensor, draws: Draws, ids: Tensor) -> Iterator[Law]:
+    """What each row was drawn from, on the host."""
+    law = Law.of(ops.kernels, *ops.drawn_from(logits, draws.temperature), ids).to(CPU)
+    return (law.at(slice(row, row + 1)) for row in range(law.rows))
 
 
 def default_pages(config: ModelConfig, dtype: torch.dtype) -> int:

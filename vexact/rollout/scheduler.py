@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from vexact.errors import BadInput
 from vexact.model.batch import Chunk
 from vexact.model.draws import Address
+from vexact.model.law import Law
 from vexact.model.origin import EMPTY, Origin, rolled
 from vexact.model.pages import OutOfPages, Pages, pages_for
 from vexact.rollout.request import Request
@@ -27,6 +28,7 @@ class Sequence:
     sample: int
     tokens: list[int]
     logprobs: list[float] = field(default_factory=list)
+    laws: list[Law] = field(default_factory=list)  # of one row each, where they are wanted
     pages: list[int] = field(default_factory=list)
     computed: int = 0
     cached: int = 0

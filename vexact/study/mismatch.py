@@ -20,13 +20,12 @@ import torch
 from torch import Tensor
 
 from vexact.model.policy import Policy, Scored
-from vexact.model.remedy import Remedy
 from vexact.model.rollout import Rollout
 from vexact.model.transformer import Transformer
 from vexact.recipe import MismatchSection, Recipe, RecipeError
 from vexact.study import keys
 from vexact.study.causes.flipped import flipped
-from vexact.study.causes.registry import BY_SCHEDULE, CAUSES, DRAWING, FLIPPED, STALE
+from vexact.study.causes.registry import BY_SCHEDULE, CAUSES, FLIPPED, STALE
 from vexact.study.dose import Dose, Frozen, solve
 from vexact.study.noise import Noise, Noisy
 from vexact.study.outside import on_gradient, recorded
@@ -68,9 +67,14 @@ class Mismatch:
     def replayable(self) -> bool:
         """Whether scoring with the sampler's policy finds what was sampled in every bit, whatever the schedule was.
 
-        Where not, q is only what rollouts hold.
+        Where not, q is only what rollouts hold: log-probabilities, and the law where it is wanted (`keeps_laws`).
         """
         return self.section.cause not in BY_SCHEDULE
+
+    def keeps_laws(self, step: int) -> bool:
+        """Whether the sampler's policy does not find again what that step's tokens are drawn from: then rollouts have
+        to keep it, should anything be centred with it."""
+        return not self.replayable and self.section.side != "trainer" and self._on(step)
 
     def sampler(self, policy: Policy, step: int, before: Policy | None = None) -> Policy:
         """What samples in that step with those weights. before: with which the step before was sampled, by default
@@ -215,20 +219,6 @@ def check_mismatch(recipe: Recipe) -> None:
         _check_cause(recipe)
     if section.actual_site == "logits" and section.cause == "none" and recipe.sampling.temperature == 0.0:
         raise RecipeError("mismatch.site = logits: sampling.temperature = 0 is greedy, which noise has no size for")
-
-
-def check_centring(recipe: Recipe, remedy: Remedy | None) -> None:
-    """Raises RecipeError where scores would be centred, by that remedy or by `run.diagnose`, with a distribution that
-    is not the one that was sampled from: what can be had of it is the law of the logits that scoring finds."""
-    centred = remedy is not None and remedy.centre is not None
-    cause = recipe.mismatch.cause
-    if not (centred or recipe.run.diagnose) or cause not in DRAWING | BY_SCHEDULE:
-        return
-    section = recipe.loss.remedy
-    parts = f"centre = {section.centre}" if section.centre != "off" else f"name = {section.name}"
-    what = f"loss.remedy.{parts}" if centred else f"run.diagnose = {recipe.run.diagnose}"
-    why = "scoring does not find it again" if cause in BY_SCHEDULE else "the law of its logits is another"
-    raise RecipeError(f"mismatch.cause = {cause} with {what}: scores are centred with what was sampled from, and {why}")
 
 
 def _check_cause(recipe: Recipe) -> None:

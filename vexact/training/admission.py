@@ -24,7 +24,8 @@ class TrainingError(BadInput):
 class Source:
     """The policies at the weights θ_s that sampled a step's rollouts, all of one version.
 
-    exact: in the trainer's arithmetic, p_s. sampler: as the sampler computes it, q.
+    exact: in the trainer's arithmetic, p_s. sampler: as the sampler computes it, q; not asked where rollouts keep
+    the law that they were drawn from.
     """
 
     exact: Policy
@@ -52,8 +53,12 @@ class Admission:
         advantage = torch.stack([advantage for _, advantage in pairs]).repeat_interleave(torch.tensor(lengths))
         if not (behaviour.isfinite().all() and advantage.isfinite().all()):  # of all together: one by one takes long
             raise TrainingError(_not_finite(pairs))
-        columns = (column.to(self.policy.device) for column in (behaviour, advantage))
-        return TrainingBatch([rollout.scored for rollout, _ in pairs], *columns)
+        behaviour, advantage = (column.to(self.policy.device) for column in (behaviour, advantage))
+        laws = {rollout.id: rollout.law for rollout, _ in pairs if rollout.law is not None}
+        if laws and len(laws) < len(pairs):
+            bare = next(rollout for rollout, _ in pairs if rollout.law is None)
+            raise TrainingError(f"rollout {bare.id}: has no law, others keep what they were drawn from")
+        return TrainingBatch([rollout.scored for rollout, _ in pairs], behaviour, advantage, laws=laws)
 
     def _check(self, rollout: Rollout) -> None:
         version, where = self.policy.version, f"rollout {rollout.id}"
@@ -72,6 +77,12 @@ class Admission:
             )
         if rollout.logprobs.shape != (len(rollout.completion),) or rollout.logprobs.dtype != torch.float32:
             raise TrainingError(f"{where}: needs {len(rollout.completion)} float32 logprobs, one a completion token")
+        law, vocabulary = rollout.law, self.policy.config.vocab_size
+        if law is not None and (law.rows, law.vocabulary) != (len(rollout.completion), vocabulary):
+            raise TrainingError(
+                f"{where}: its law is of {law.rows} tokens and {law.vocabulary} ids, "
+                f"not of {len(rollout.completion)} and {vocabulary}"
+            )
 
 
 def _not_finite(pairs: Sequence[tuple[Rollout, Tensor]]) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from vexact.model.law import Laws
 from vexact.model.policy import Scored
 
 
@@ -21,6 +23,9 @@ class TrainingBatch:
     of the step, and under the reference policy. source: those at the weights that sampled, in the trainer's arithmetic,
     where these are older; None where they are `old`. advantage: float32. weight, mask: a remedy's answer, float32 and
     bool.
+
+    laws: what each sequence was drawn from, by request and sample, where rollouts kept it; whatever is chosen of the
+    batch, they are found by name.
     """
 
     sequences: Sequence[Scored]
@@ -31,6 +36,7 @@ class TrainingBatch:
     source: Tensor | None = None
     weight: Tensor | None = None
     mask: Tensor | None = None
+    laws: Laws = field(default_factory=dict)
 
     @property
     def lengths(self) -> list[int]:
@@ -55,7 +61,7 @@ class TrainingBatch:
         if len(chosen) == len(self.sequences):
             return self
         cuts = self.cuts
-        columns = {
+        columns: dict[str, Any] = {
             column.name: torch.cat([getattr(self, column.name)[cuts[index]] for index in chosen])
             for column in fields(self)
             if isinstance(getattr(self, column.name), Tensor)

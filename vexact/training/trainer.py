@@ -278,7 +278,7 @@ class Trainer:
         keeps = remedy is not None and remedy.can_undo
         self._before = Snapshot.of(self.policy, self.optimizer) if keeps else None
         if remedy is not None and remedy.centre is not None and source is not None:
-            self._centres = Centres(remedy.centre, source.sampler, source.exact)
+            self._centres = Centres(remedy.centre, source.sampler, source.exact, batch.laws)
         self.optimizer.lr = rate * scale
         try:
             updates = self._updates(batch)

@@ -10,11 +10,9 @@ import torch
 
 from caused import caused, exact, later, recorded, sampled, scored
 from helpers import assert_same_bits, differing
-from vexact.model.remedy import Centring
-from vexact.recipe import LossSection, MismatchSection, Recipe, RecipeError, RemedySection, RunSection, SyncSection
+from vexact.recipe import MismatchSection, Recipe, RecipeError, SyncSection
 from vexact.study.causes.registry import BY_SCHEDULE, CAUSES, DRAWING
-from vexact.study.mismatch import Mismatch, check_centring, check_mismatch
-from vexact.study.remedies import Centre, RatioWeight, Together, TokenTIS, remedy_of
+from vexact.study.mismatch import Mismatch, check_mismatch
 
 SHARED = sorted(set(CAUSES) - BY_SCHEDULE - {"temperature", "raw-logprob"})
 
@@ -97,7 +95,7 @@ UNKNOWN = sorted(DRAWING | BY_SCHEDULE)
 
 
 def test_what_is_drawn_from_is_the_law_of_the_logits_but_for_causes_that_are_named() -> None:
-    """That law is all that scores can be centred with."""
+    """Those say from which other law they draw."""
     others = set()
     for cause in CAUSES:
         policy = caused(cause, exact(), dtype="bfloat16")
@@ -110,24 +108,8 @@ def test_what_is_drawn_from_is_the_law_of_the_logits_but_for_causes_that_are_nam
     assert others == set(UNKNOWN) - {"raw-logprob"}  # which records that law, and draws from another
 
 
-@pytest.mark.parametrize("cause", UNKNOWN)
-def test_scores_are_not_centred_with_a_law_that_was_not_sampled_from(cause: str) -> None:
-    recipe = Recipe(mismatch=MismatchSection(cause=cause))
-    for name in ("dlc", "score_centering"):
-        section = RemedySection(name=name, resync_level="token")
-        with pytest.raises(RecipeError, match=f"mismatch.cause = {cause} with loss.remedy.centre = scores: scores are"):
-            check_centring(replace(recipe, loss=LossSection("reinforce", remedy=section)), remedy_of(section))
-    mine = replace(recipe, loss=LossSection("reinforce", remedy=RemedySection(name="mine")))
-    with pytest.raises(RecipeError, match=f"mismatch.cause = {cause} with loss.remedy.name = mine: scores are"):
-        check_centring(mine, Together(TokenTIS(), Centre(Centring())))  # the object says so, and no key
-    with pytest.raises(RecipeError, match=f"mismatch.cause = {cause} with run.diagnose = 5: scores are"):
-        check_centring(replace(recipe, run=RunSection(diagnose=5)), None)
-    for remedy in (None, TokenTIS(), RatioWeight(Centring("sampler"))):  # what centres nothing needs no law
-        check_centring(recipe, remedy)
-
-
-def test_with_every_other_cause_scores_can_be_centred() -> None:
+def test_laws_are_kept_where_no_policy_finds_what_was_drawn_from() -> None:
     for cause in ("none", "missed-sync", "stale-prefix", "flipped-token", *CAUSES):
-        if cause not in UNKNOWN:
-            recipe = Recipe(mismatch=MismatchSection(cause=cause), run=RunSection(diagnose=5))
-            check_centring(recipe, Centre(Centring("lag")))
+        kept = [mismatch(cause, start=2, stop=4).keeps_laws(step) for step in range(6)]
+        assert kept == [cause in BY_SCHEDULE and 2 <= step < 4 for step in range(6)]
+    assert not mismatch("torch", side="trainer").keeps_laws(0)

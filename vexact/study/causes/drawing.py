@@ -41,6 +41,9 @@ class Hotter(Caused):
     def draw(self, logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor, Tensor]:
         return self.inner.draw(logits, replace(draws, temperature=draws.temperature * self.factor))
 
+    def drawn_from(self, logits: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+        return self.inner.drawn_from(logits, temperature * self.factor)
+
     def logprobs(
         self, hidden: Tensor, rows: Tensor, head: Matrix, ids: Tensor, temperature: Tensor, edit: Edit | None = None
     ) -> Logprobs:
@@ -53,10 +56,15 @@ class NucleusUnsaid(Caused):
         self.top_p = top_p
 
     def draw(self, logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor, Tensor]:
-        kept = nucleus(self.kernels, logits, draws.temperature, self.top_p)
-        ids, _, _ = self.inner.draw(torch.where(kept, logits, -torch.inf), draws)
+        ids, _, _ = self.inner.draw(self._kept(logits, draws.temperature), draws)
         logprob, _, _, _, finite = self.kernels.logprob(logits, ids, draws.temperature, entropy=False)
         return ids, logprob, finite
+
+    def drawn_from(self, logits: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+        return self.inner.drawn_from(self._kept(logits, temperature), temperature)
+
+    def _kept(self, logits: Tensor, temperature: Tensor) -> Tensor:
+        return torch.where(nucleus(self.kernels, logits, temperature, self.top_p), logits, -torch.inf)
 
 
 def nucleus(kernels: Kernels, logits: Tensor, temperature: Tensor, top_p: float) -> Tensor:

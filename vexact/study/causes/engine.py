@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from vexact.model.draws import Draws
+from vexact.model.law import divisor
 from vexact.model.ops import Edit, Logprobs, Ops
 from vexact.model.parameters import Matrix, Vector
 from vexact.model.policy import Policy
 from vexact.recipe import MismatchSection
 from vexact.study.causes.caused import OtherHead
-from vexact.study.causes.head import divisor
 from vexact.study.causes.sums import projections
 from vexact_kernels import Chunks
 

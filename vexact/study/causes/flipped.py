@@ -38,4 +38,4 @@ def _flipped(rollout: Rollout, policy: Policy) -> Rollout:
     completion[place] = int((row == row.max()).nonzero()[0])
     again = Scored([*rollout.prompt, *completion], scored.first, scored.temperature, scored.request, scored.sample)
     logprobs = policy.logprobs([again]).logprob.to(rollout.logprobs.device)
-    return replace(rollout, completion=tuple(completion), logprobs=logprobs)
+    return replace(rollout, completion=tuple(completion), logprobs=logprobs, law=None)

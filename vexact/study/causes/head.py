@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from vexact.model.draws import Draws
+from vexact.model.law import divisor
 from vexact.model.ops import Edit, Logprobs, Ops, then
 from vexact.model.parameters import Matrix
 from vexact.model.policy import Policy
@@ -69,6 +70,9 @@ class RoundedSoftmax(Caused):
     def draw(self, logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor, Tensor]:
         return self.inner.draw(self._rounded(logits, draws.temperature), draws)
 
+    def drawn_from(self, logits: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+        return self.inner.drawn_from(self._rounded(logits, temperature), temperature)
+
     def logprobs(
         self, hidden: Tensor, rows: Tensor, head: Matrix, ids: Tensor, temperature: Tensor, edit: Edit | None = None
     ) -> Logprobs:
@@ -91,7 +95,3 @@ def law(kernels: Kernels, logits: Tensor, temperature: Tensor) -> Tensor:
     _, _, greatest, total, _ = kernels.logprob(logits, first, temperature, entropy=False)
     scaled = logits / divisor(temperature)[:, None]
     return kernels.exp((scaled - greatest[:, None]).contiguous()) / total[:, None]
-
-
-def divisor(temperature: Tensor) -> Tensor:
-    return torch.where(temperature == 0, 1.0, temperature)

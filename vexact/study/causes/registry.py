@@ -42,6 +42,7 @@ CAUSES: Mapping[str, Cause] = {
     "raw-logprob": raw_logprob,
 }
 STALE: Mapping[str, StaleCause] = {"missed-sync": missed_sync, "stale-prefix": stale_prefix}
-BY_SCHEDULE = frozenset({"split-kv", "torch"})  # scoring does not find again what was sampled: q has to be kept
-DRAWING = frozenset({"bf16-softmax", "temperature", "raw-logprob"})  # draw from another law than their logits'
+BY_SCHEDULE = frozenset({"split-kv", "torch"})  # scoring does not find q again: rollouts keep it
+# These draw from another law than their logits', and say from which (`Ops.drawn_from`).
+DRAWING = frozenset({"bf16-softmax", "temperature", "raw-logprob"})
 FLIPPED = "flipped-token"  # done to rollouts, and to neither policy
