@@ -58,10 +58,13 @@ def k3(sampled: list[Rollout], policy: Policy) -> tuple[float, float, int]:
     return mean, math.sqrt(variance / len(values)), len(values)
 
 
-def measured(model: str, recipe: Recipe, preset: str, policy: Policy, questions: Questions) -> dict[str, Any]:
-    solve, confirm = SOLVED_ON.get(model, CONFIRMED_ON)
+def measured(
+    model: str, recipe: Recipe, preset: str, policy: Policy, questions: Questions, exact: list[Rollout]
+) -> dict[str, Any]:
+    """exact: rollouts of the exact policy, whose prefixes σ is solved on."""
+    _, confirm = SOLVED_ON.get(model, CONFIRMED_ON)
     mismatch = Mismatch(MismatchSection(preset=preset), recipe.seed)
-    dose = mismatch.begin(policy, lambda: rollouts(policy, recipe, questions, 0, solve), AT_ONCE)
+    dose = mismatch.begin(policy, lambda: exact, AT_ONCE)
     noisy = mismatch.sampler(policy, 0)
     fresh = rollouts(noisy, recipe, questions, 100_000, confirm)
     found, error, tokens = k3(fresh, policy)
@@ -91,8 +94,9 @@ def main() -> None:
         recipe = load_recipe(ROOT / "recipes" / name, {"model.path": model})
         policy = Policy.load(model, load(), torch.float32)
         questions = Questions(recipe, load_task(recipe.task, recipe.seed), load_tokenizer(model), policy.config)
+        exact = rollouts(policy, recipe, questions, 0, SOLVED_ON.get(model, CONFIRMED_ON)[0])
         for preset in (*PRESETS, *WEIGHT_PRESETS):
-            rows.append(measured(model, recipe, preset, policy, questions))
+            rows.append(measured(model, recipe, preset, policy, questions, exact))
             row = rows[-1]
             print(
                 f"{row['model']:24} {preset:14} target {row['target'] or 0:<8g} sigma {row['sigma']:<10.4g} "
