@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 
 import torch
 
@@ -11,7 +10,7 @@ from vexact_kernels import load
 
 
 def drawn(**changes: int) -> int:
-    d = Draws.at([replace(Address(1, 2, 3, 4, 1.0), **changes)])
+    d = Draws.at([Address(1, 2, 3, 4, 1.0)._replace(**changes)])
     logits = torch.zeros(1, 1 << 16)
     return int(load("cpu").draw(logits, d.temperature, d.seed, d.request, d.sample, d.position))
 

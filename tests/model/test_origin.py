@@ -46,7 +46,12 @@ def test_every_prefix_has_a_hash_of_its_own() -> None:
 
 
 def test_a_hash_is_carried_on() -> None:
-    assert list(states(EMPTY, TOKENS))[-1] == rolled(EMPTY, TOKENS) == rolled(rolled(EMPTY, TOKENS[:2]), TOKENS[2:])
+    before, chunks = [EMPTY, rolled(EMPTY, TOKENS[:2]), EMPTY], [TOKENS, TOKENS[2:], [9]]
+    pairs = zip(before, chunks, strict=True)
+    one_by_one = [rolled(state, chunk[: i + 1]) for state, chunk in pairs for i in range(len(chunk))]
+    assert states(before, chunks).tolist() == one_by_one
+    assert one_by_one[len(TOKENS) - 1] == rolled(EMPTY, TOKENS) == rolled(before[1], TOKENS[2:])
+    assert states([], []).tolist() == []
     assert rolled(EMPTY, [1, 2]) != rolled(EMPTY, [2, 1])
 
 

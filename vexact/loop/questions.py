@@ -30,6 +30,7 @@ class Questions:
         known = min(tokenizer.size, config.vocab_size)
         self.end_ids = config.eos_token_ids
         self.stop_ids = stop_ids(tokenizer, known, task.stop) | set(self.end_ids)
+        self._held_out: list[Item] | None = None
 
     def items(self, step: int, turn: int = 0, count: int | None = None) -> list[Item]:
         """The questions of a step's round of sampling: their positions follow from step and round alone.
@@ -63,6 +64,11 @@ class Questions:
 
     def held_out(self) -> list[Item]:
         """The questions of an evaluation, the same each time. Raises RunError where the task has none."""
+        if self._held_out is None:
+            self._held_out = self._kept_back()
+        return self._held_out
+
+    def _kept_back(self) -> list[Item]:
         if not hasattr(self.task, "count"):
             raise RunError(f"eval.items: the task {type(self.task).__name__} has no questions for evaluation")
         task: SplitTask = self.task  # type: ignore[assignment]

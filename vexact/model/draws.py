@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +23,7 @@ def is_temperature(value: float) -> bool:
     return value == 0.0 or SMALLEST <= value <= LARGEST
 
 
-@dataclass(frozen=True)
-class Address:
+class Address(NamedTuple):
     """Where one token is drawn. seed, request: 64 bits; sample, position: 32 bits. temperature 0 is greedy."""
 
     seed: int

@@ -6,10 +6,14 @@ have no part in it. The prefix is named by a rolling hash of its ids, which a ch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _BITS = (1 << 64) - 1
@@ -17,8 +21,7 @@ _MULTIPLIER = 0x9E3779B97F4A7C15  # odd: multiplication by it is one to one
 EMPTY = 0  # the state before a sequence's first token
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(NamedTuple):
     """Of a chunk. request, sample: as they address draws; prompt: how many tokens the sequence's prompt has; state: the
     rolling hash of all tokens before the chunk."""
 
@@ -46,18 +49,20 @@ class Addresses:
     sampled: Tensor
 
     @staticmethod
-    def of(origins: Sequence[Origin], tokens: Iterable[Sequence[int]], first: Sequence[int]) -> Addresses:
+    def of(origins: Sequence[Origin], tokens: Sequence[Sequence[int]], first: Sequence[int]) -> Addresses:
         """tokens: of each chunk; first: the position of its first one."""
-        columns: list[list[int]] = [[] for _ in range(5)]
-        for origin, chunk, begin in zip(origins, tokens, first, strict=True):
-            positions = range(begin, begin + len(chunk))
-            columns[0].extend(signed(state) for state in states(origin.state, chunk))
-            columns[1].extend([signed(origin.request)] * len(chunk))
-            columns[2].extend([origin.sample] * len(chunk))
-            columns[3].extend(positions)
-            columns[4].extend(position >= origin.prompt for position in positions)
-        prefix, request, sample, position, sampled = (torch.tensor(column, dtype=torch.int64) for column in columns)
-        return Addresses(prefix, request, sample, position, sampled.bool())
+        counts = torch.tensor([len(chunk) for chunk in tokens])
+
+        def each(values: Iterable[int]) -> Tensor:
+            return torch.tensor(list(values), dtype=torch.int64).repeat_interleave(counts)
+
+        prefix = torch.from_numpy(states([origin.state for origin in origins], tokens).view(np.int64))
+        begins = accumulate((len(chunk) for chunk in tokens[:-1]), initial=0)
+        shift = each(begin - row for begin, row in zip(first, begins, strict=True))
+        position = torch.arange(len(prefix)) + shift
+        request = each(signed(origin.request) for origin in origins)
+        sample = each(origin.sample for origin in origins)
+        return Addresses(prefix, request, sample, position, position >= each(origin.prompt for origin in origins))
 
     def at(self, rows: Tensor) -> Addresses:
         """Of some of the tokens, int64 [R] on the host."""
@@ -74,11 +79,20 @@ def rolled(state: int, tokens: Iterable[int]) -> int:
     return state
 
 
-def states(state: int, tokens: Iterable[int]) -> Iterator[int]:
-    """The hash behind each token."""
-    for token in tokens:
-        state = rolled(state, (token,))
-        yield state
+def states(before: Sequence[int], chunks: Sequence[Sequence[int]]) -> NDArray[np.uint64]:
+    """`rolled` behind each token of each chunk, one chunk behind the other: a place of all chunks at a time. before:
+    the hash before each chunk."""
+    lengths = np.array([len(chunk) for chunk in chunks])
+    begins = np.cumsum(lengths) - lengths
+    found = np.fromiter(chain.from_iterable(chunks), np.uint64, int(lengths.sum())) + np.uint64(1)
+    state = np.array(before, np.uint64)
+    for place in range(int(lengths.max(initial=0))):
+        longer = lengths > place
+        rows = begins[longer] + place
+        mixed = (state[longer] ^ found[rows]) * np.uint64(_MULTIPLIER)
+        mixed ^= mixed >> np.uint64(29)
+        state[longer] = found[rows] = mixed
+    return found
 
 
 def signed(bits: int) -> int:

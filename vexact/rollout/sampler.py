@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import repeat
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,8 +26,7 @@ POOL_BYTES = 2 << 30  # address space of the default pool; only pages in use tak
 POOL_PAGES = 4096
 
 
-@dataclass(frozen=True)
-class _Drawn:
+class _Drawn(NamedTuple):
     sequence: Sequence
     token: int
     logprob: float
@@ -130,11 +129,12 @@ class Sampler:
 
     def _draw_part(self, ops: Ops, hidden: Tensor, rows: list[int], sequences: list[Sequence]) -> Iterable[_Drawn]:
         device = self.policy.device
-        distinct, inverse = torch.unique(torch.tensor(rows), return_inverse=True)
+        place = {row: i for i, row in enumerate(dict.fromkeys(rows))}  # of families that share a row
+        distinct = torch.tensor(list(place))
         at = distinct.to(device, non_blocking=True)
         logits = ops.logits(hidden[at], self.policy.transformer.head, distinct)
-        if len(distinct) < len(rows):
-            logits = logits[inverse.to(device, non_blocking=True)]
+        if len(place) < len(rows):
+            logits = logits[torch.tensor([place[row] for row in rows]).to(device, non_blocking=True)]
         draws = Draws.at([sequence.next_draw for sequence in sequences], device)
         ids, logprobs, finite = ops.draw(logits, draws)
         laws: Iterable[Law | None] = _laws(ops, logits, draws, ids) if self.laws else repeat(None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from vexact.errors import BadInput
 from vexact.model.batch import Chunk
@@ -45,8 +46,7 @@ class Sequence:
         return Address(request.seed, request.id, self.sample, len(self.tokens), request.temperature)
 
 
-@dataclass(frozen=True)
-class Planned:
+class Planned(NamedTuple):
     """A chunk of a sequence for the next forward."""
 
     sequence: Sequence
