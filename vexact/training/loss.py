@@ -131,6 +131,9 @@ def sequence_log_ratios(
 
 
 def sequence_lengths(cuts: Sequence[slice], mask: Tensor | None) -> Tensor:
-    """Of each token the number of trained tokens of its sequence: float32 [n]."""
-    counts = [(cut.stop - cut.start if mask is None else int(mask[cut].sum()), cut.stop - cut.start) for cut in cuts]
-    return torch.cat([torch.full((size,), float(count)) for count, size in counts])
+    """Of each token the number of trained tokens of its sequence: float32 [n], where the mask is."""
+    sizes = [cut.stop - cut.start for cut in cuts]
+    if mask is None:
+        return torch.cat([torch.full((size,), float(size)) for size in sizes])
+    counts = (mask[cut].sum().to(torch.float32) for cut in cuts)  # never read back: a device goes on meanwhile
+    return torch.cat([count.expand(size) for count, size in zip(counts, sizes, strict=True)])
