@@ -225,6 +225,8 @@ class Study:
     """The study's folder, by default runs/NAME."""
     export: Path | None = None
     """Also write results without run folders here: a few small files that can be committed, and reported on."""
+    reuse: tuple[Path, ...] = ()
+    """Folders of other studies, as runs/e1: what they have trained already is taken from there."""
     dry_run: bool = False
     """Say which runs there are and how long they may take; train nothing but a few steps."""
 

@@ -8,6 +8,8 @@ import json
 import multiprocessing
 import os
 import re
+import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +23,14 @@ from vexact.experiments import Computing, Outcome, dry_run, export_study, load_s
 from vexact.experiments.endpoints import NAMES
 from vexact.experiments.lengths import length_slope
 from vexact.experiments.recipes import plan
+from vexact.experiments.reuse import reuse
+from vexact.experiments.study import StudyError
 from vexact.experiments.worker import attempt, done, serve, tidy
 from vexact.loop import train
 from vexact.loop.folder import read_lines, read_result
 from vexact.model.policy import Policy
 from vexact.model.tokenizer import load_tokenizer
-from vexact.recipe import RunSection
+from vexact.recipe import RunSection, load_recipe
 from vexact_kernels import load
 
 BASE: dict[str, Any] = {
@@ -56,9 +60,10 @@ def write(folder: Path, **content: Any) -> Path:
     return path
 
 
-def run(path: Path, root: Path, jobs: int = 1) -> tuple[Outcome, str]:
+def run(path: Path, root: Path, jobs: int = 1, others: Sequence[Path] = ()) -> tuple[Outcome, str]:
     said = io.StringIO()
-    outcome = run_study(load_study(path), root, computing=Computing(), jobs=jobs, console=Console(file=said, width=200))
+    console = Console(file=said, width=200)
+    outcome = run_study(load_study(path), root, computing=Computing(), jobs=jobs, console=console, others=others)
     return outcome, said.getvalue()
 
 
@@ -128,6 +133,41 @@ def test_what_is_done_is_found_again_and_a_new_seed_is_all_that_is_trained(made:
     again, said = run(path, root)
     assert again.results == before.results and said == ""
     assert {file: file.stat().st_mtime_ns for file in root.glob("runs/*/metrics.jsonl")} == times
+
+
+def test_runs_that_another_study_trained_are_taken_but_those_that_are_to_keep_more(made: Made, tmp_path: Path) -> None:
+    _, root, before, _ = made
+    arms = [*ARMS, {"name": "less lag", "overrides": {"sync.every": 2}}]
+    path, mine = write(tmp_path, seeds=2, arms=arms), tmp_path / "mine"
+    outcome, said = run(path, mine, others=[root])
+    assert "3 runs taken from other studies" in said and said.count("/8  ") == 5  # the second seeds of three arms
+    assert {name: outcome.results["endpoints"][name] for name in before.results["endpoints"]} == {
+        **before.results["endpoints"],
+        **{name: {**values, "seconds": outcome.results["endpoints"][name]["seconds"]}
+           for name, values in before.results["endpoints"].items()},
+    }  # fmt: skip
+    taken = [job for job in plan(load_study(path), mine, load())[1] if job.index == 1 and job.arm != "less lag"]
+    for job in taken:
+        theirs = root / "runs" / job.digest
+        assert (job.folder / "metrics.jsonl").read_bytes() == (theirs / "metrics.jsonl").read_bytes()
+        assert load_recipe(job.folder / "config.yaml", {}) == job.recipe
+    assert not list(mine.glob("runs/.*"))
+    assert run(path, mine, others=[root])[1].startswith("0 runs taken")
+
+
+def test_a_run_that_is_not_finished_or_shorter_is_not_taken(made: Made, tmp_path: Path) -> None:
+    path, root, _, _ = made
+    jobs = [replace(job, keeps=False) for job in plan(load_study(path), tmp_path / "mine", load())[1]]
+    assert reuse([replace(job, recipe=replace(job.recipe, steps=4)) for job in jobs], [root]) == 0
+    assert reuse([replace(job, keeps_model=True) for job in jobs], [root]) == 0
+    shutil.copytree(root / "runs" / jobs[0].digest, tmp_path / "other" / "runs" / jobs[0].digest)
+    (tmp_path / "other" / "runs" / jobs[0].digest / "result.json").unlink()
+    assert reuse(jobs, [tmp_path / "other"]) == 0 and not (tmp_path / "mine" / "runs").exists()
+    jobs[1].folder.mkdir(parents=True)
+    (jobs[1].folder / "metrics.jsonl").write_text("")  # begun here, and whole there
+    assert reuse(jobs, [tmp_path / "other", root]) == 6 and all(map(done, jobs))
+    with pytest.raises(StudyError, match=r"--reuse: .*made.yaml is not the folder of a study"):
+        reuse(jobs, [path])
 
 
 def test_little_stays_on_the_disk(made: Made) -> None:

@@ -31,7 +31,7 @@ def run(args: Arguments, overrides: Sequence[str], isa: str) -> int:
     if args.dry_run:
         dry_run(study, root, computing=computing, jobs=args.jobs, console=console)
         return 0
-    outcome = run_study(study, root, computing=computing, jobs=args.jobs, console=console)
+    outcome = run_study(study, root, computing=computing, jobs=args.jobs, console=console, others=args.reuse)
     console.print(verdicts(outcome.results))
     console.print(f"{root}", soft_wrap=True, highlight=False)
     if args.export is not None:

@@ -8,7 +8,7 @@ page being drawn, and a page drawn of results that somebody else has sent.
 
     study, reader     what a study is, and the YAML that says so
     recipes           an arm and a seed → recipe, digest, shared start
-    worker, pool, progress, run   train what is missing, some at a time
+    worker, pool, reuse, progress, run   train what is missing, some at a time
     endpoints, lengths, distance, evidence   what a run comes to
     statistics, gaps, verdict, bits, steps, claims, judge   rules that were fixed beforehand, and their verdicts
     results, export   results.json, table.csv, curves.json.gz

@@ -16,6 +16,7 @@ from vexact.experiments.pool import Pool
 from vexact.experiments.progress import Watch, duration
 from vexact.experiments.recipes import Job, plan
 from vexact.experiments.results import RESULTS, STUDY, TABLE, collect, write
+from vexact.experiments.reuse import reuse
 from vexact.experiments.statistics import median
 from vexact.experiments.study import Study, StudyError
 from vexact.experiments.worker import Computing, attempt, done
@@ -35,8 +36,11 @@ class Outcome:
     failed: Sequence[str]
 
 
-def run_study(study: Study, root: Path, *, computing: Computing, jobs: int, console: Console) -> Outcome:
-    """Train all runs of a study under `root`, `jobs` at a time, and judge its claims.
+def run_study(
+    study: Study, root: Path, *, computing: Computing, jobs: int, console: Console, others: Sequence[Path] = ()
+) -> Outcome:
+    """Train all runs of a study under `root`, `jobs` at a time, and judge its claims. others: the folders of studies
+    whose runs are taken where they are the same.
 
     An interrupt, or the end of this process, leaves finished runs whole; the next call goes on from there. A run that
     fails is said and left out of the results; the others go on. Raises BadInput where the study cannot be begun.
@@ -45,6 +49,8 @@ def run_study(study: Study, root: Path, *, computing: Computing, jobs: int, cons
     starts, runs = plan(study, root, kernels)
     root.mkdir(parents=True, exist_ok=True)
     write_whole(root / STUDY, study.to_yaml())
+    if others:
+        console.print(f"{reuse(runs, others)} runs taken from other studies", highlight=False)
     failed: dict[str, str] = {}
     with Pool(jobs, computing) as pool:
         failed |= _trained(pool, starts, console)

@@ -88,7 +88,12 @@ def tidy(job: Job) -> None:
 
 def done(job: Job) -> bool:
     """Whether its run has come to its end."""
-    return read_result(job.folder).get("steps") == job.recipe.steps
+    return ended(job.folder, job.recipe.steps)
+
+
+def ended(folder: Path, steps: int) -> bool:
+    """Whether the run in a folder has come to its end behind so many steps."""
+    return read_result(folder).get("steps") == steps
 
 
 def lines_done(folder: Path) -> int:
