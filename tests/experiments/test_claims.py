@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from vexact.experiments.bits import Always, EqualBits
-from vexact.experiments.claims import RULES, AtMost, Best, DoseResponse, Gap, Order
+from vexact.experiments.claims import RULES, Best, DoseResponse, Gap, Order, Within
 from vexact.experiments.evidence import ArmEvidence, Evidence
 from vexact.experiments.gaps import gaps, null_band
 from vexact.experiments.judge import judged
@@ -76,7 +76,7 @@ def test_no_difference_is_not_shown_by_chance_that_is_wide() -> None:
 
 def test_few_seeds_give_numbers_and_no_verdict() -> None:
     few = [arm("exact", around(0.8, FEW - 1), "exact"), arm("sampler", around(0.1, FEW - 1))]
-    for rule in (Gap("sampler"), AtMost("sampler", "late_trainer", 1.0), Order("sampler, exact", "late_trainer")):
+    for rule in (Gap("sampler"), Within("sampler", "late_trainer", high=1.0), Order("sampler, exact", "late_trainer")):
         found = rule.judge(evidence(*few))
         assert found.verdict == INCONCLUSIVE and found.numbers["seeds"] == FEW - 1 == 7
 
@@ -125,7 +125,7 @@ def test_what_nobody_measured_is_not_testable() -> None:
     for rule in (
         Gap("sampler", endpoint="drift"),
         Always("sampler", "delta_max"),
-        AtMost("sampler", "drift", 1.0),
+        Within("sampler", "drift", high=1.0),
         Order("sampler, exact", "drift"),
         EqualBits("sampler", "nobody"),
         Together("sampler"),
@@ -262,8 +262,23 @@ def test_the_best_remedy(best: float, other: float, untreated: float, verdict: s
 
 def test_a_bound_is_kept_or_broken() -> None:
     arms = evidence(arm("a", around(1.5)))
-    verdicts = [AtMost("a", "late_trainer", bound).judge(arms).verdict for bound in (2.0, 1.5, 1.0)]
+    verdicts = [Within("a", "late_trainer", high=bound).judge(arms).verdict for bound in (2.0, 1.5, 1.0)]
     assert verdicts == [CONFIRMED, INCONCLUSIVE, OPPOSITE]
+    verdicts = [Within("a", "late_trainer", low=bound).judge(arms).verdict for bound in (1.0, 1.5, 2.0)]
+    assert verdicts == [CONFIRMED, INCONCLUSIVE, OPPOSITE]
+    assert Within("a", "late_trainer", 1.4, 1.6).judge(arms).verdict == CONFIRMED
+    assert "at least 1.4 and at most 1.6" in Within("a", "late_trainer", 1.4, 1.6).text()
+
+
+def test_a_unit_of_a_few_runs_makes_a_bound_less_sure() -> None:
+    """Six tenths of the bound in exact units; the unit's own runs lie a factor of four apart."""
+    wide = arm("exact", [0.4, 1.6] * 4, "exact")
+    arms = evidence(wide, arm("a", around(1.6)))
+    assert Within("a", "late_trainer", high=2.0).judge(arms).verdict == CONFIRMED
+    found = Within("a", "late_trainer", high=2.0, unit="exact").judge(arms)
+    assert found.verdict == INCONCLUSIVE and found.numbers["means"]["a"]["value"] == pytest.approx(1.6)
+    assert Within("a", "late_trainer", high=2.0, unit="nobody").judge(arms).verdict == NOT_TESTABLE
+    assert "units of that of exact" in Within("a", "late_trainer", high=2.0, unit="exact").text()
 
 
 def test_every_rule_says_itself_in_words() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from vexact.experiments.evidence import ArmEvidence, Evidence
-from vexact.experiments.steps import Leads, Matched, Together
+from vexact.experiments.steps import Leads, Matched, Rarer, Together
 from vexact.experiments.verdict import CONFIRMED, INCONCLUSIVE, NOT_TESTABLE, OPPOSITE
 
 EARLY = [5, 10, 20, 40, 80, 90, 100, 110]
@@ -121,3 +121,29 @@ def test_a_control_has_to_be_given_as_much(mine: float, seeds: int, verdict: str
     found = Matched("fixed, ess").judge(arms)
     assert found.verdict == verdict and found.numbers["medians"] == {"fixed": mine, "ess": 60.0}
     assert Matched("fixed").judge(arms).verdict == NOT_TESTABLE
+
+
+LOST = 40
+
+
+@pytest.mark.parametrize(
+    ("saved", "lost", "verdict"),
+    [(0, 5, CONFIRMED), (0, 4, INCONCLUSIVE), (5, 0, OPPOSITE), (3, 3, INCONCLUSIVE), (0, 0, NOT_TESTABLE)],
+)
+def test_a_trigger_that_saves_runs_from_collapse(saved: int, lost: int, verdict: str) -> None:
+    """Of eight against eight, five against none is the first that is no chance: p = .013, and four have .038."""
+    a, b = ([LOST if i < count else None for i in range(8)] for count in (saved, lost))
+    arms = evidence(reached("ess", [5] * 8, a), reached("k3", [5] * 8, b))
+    found = Rarer("ess, k3").judge(arms)
+    assert found.verdict == verdict
+    if verdict != NOT_TESTABLE:
+        assert found.numbers["reached"] == {"ess": f"{saved} of 8", "k3": f"{lost} of 8"}
+        assert found.numbers["only_in"] == {
+            "ess": [f"seed {i}" for i in range(lost, saved)], "k3": [f"seed {i}" for i in range(saved, lost)]
+        }  # fmt: skip
+
+
+def test_few_runs_tell_nothing_of_what_is_rare_and_one_arm_has_no_other() -> None:
+    few = evidence(reached("ess", [5] * 7, [None] * 7), reached("k3", [5] * 7, [LOST] * 7))
+    assert Rarer("ess, k3").judge(few).verdict == INCONCLUSIVE
+    assert Rarer("k3").judge(few).verdict == NOT_TESTABLE

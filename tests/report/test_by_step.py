@@ -83,7 +83,8 @@ def test_a_run_logs_what_charts_are_drawn_of(metric: Metric, logged: dict[str, l
 def test_what_a_run_logs_that_has_nothing_to_measure_is_what_is_left_out(logged: dict[str, list[float]]) -> None:
     assert min(logged["ess_sequence"]) < 1.0 and min(logged["gap/ess_sequence"]) < 1.0
     idle = {metric.names[0]: metric.idle for metric in (*METRICS, *GRADIENT) if metric.idle is not None}
-    assert idle == {"ess_sequence": 1.0, "ess_token": 1.0, "skew_positive": 0.0, "skew_negative": 0.0}
+    zero = dict.fromkeys(("policy_drift_k3", "skew_positive", "skew_negative"), 0.0)
+    assert idle == {"ess_sequence": 1.0, "ess_token": 1.0, **zero}
     curves = {name: Curve.of([(0, value), (1, value)]) for name, value in idle.items() if value is not None}
     study = lambda each: Study("t", "", (Arm("a", "arm", "a", {}, (SeedRun(0, each),)),))  # noqa: E731
     assert panels(study(curves))[0] == panels(study(curves), GRADIENT)[0] == []

@@ -131,7 +131,13 @@ def test_on_exact_rollouts_recomputation_and_bypass_are_one_in_every_bit() -> No
     rollouts = make_rollouts(bypass.policy)
     found = [asdict(trainer.step(rollouts, ADVANTAGES)) for trainer in (bypass, recomputed)]
     assert_same_step(recomputed, bypass)
-    assert found[1] == {**found[0], "mismatch_compared": sum(LENGTHS)}
+    drift = {
+        "policy_drift_tokens": 2 * sum(LENGTHS),  # bypass does not know π_old; on-policy it is what was recorded
+        "policy_drift_k3": found[0]["k3"],
+        "policy_drift_max": pytest.approx(max(math.log(found[0]["ratio_max"]), -math.log(found[0]["ratio_min"])), 1e-5),
+    }
+    assert found[0]["k3"] > 0 and found[0]["policy_drift_tokens"] == 0
+    assert found[1] == {**found[0], "mismatch_compared": sum(LENGTHS), **drift}
 
 
 def test_on_mismatched_rollouts_they_part_and_recomputation_sees_no_ratio_at_first() -> None:
@@ -147,8 +153,11 @@ def test_on_mismatched_rollouts_they_part_and_recomputation_sees_no_ratio_at_fir
         assert anew.k3 > 0.01
         if epochs == 1:
             assert (anew.ratio_min, anew.ratio_max, anew.clip_fraction) == (1, 1, 0)
+            assert anew.policy_drift_tokens == through.policy_drift_tokens == sum(LENGTHS)
+            assert anew.policy_drift_k3 == through.policy_drift_max == 0
         else:
             assert 1 < anew.ratio_max < 1.5
+            assert 0 < anew.policy_drift_k3 < anew.k3 / 10  # the mismatch is not in it
         with pytest.raises(AssertionError, match="gradient of"):
             assert_same_step(recomputed, bypass)
 

@@ -15,6 +15,7 @@ that gives each of its verdicts.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -26,11 +27,11 @@ from vexact.experiments.statistics import (
     difference_interval,
     lead_interval,
     mean,
-    mean_interval,
     of_several,
     rank_correlation,
+    ratio_interval,
 )
-from vexact.experiments.steps import Leads, Matched, Together
+from vexact.experiments.steps import Leads, Matched, Rarer, Together
 from vexact.experiments.verdict import BAND, CONFIRMED, FEW, INCONCLUSIVE, NOT_TESTABLE, OPPOSITE, SUCCESS, Verdict
 
 
@@ -196,29 +197,43 @@ class Best:
 
 
 @dataclass(frozen=True)
-class AtMost:
-    """Whether an endpoint's mean stays at or below a bound."""
+class Within:
+    """Whether an endpoint's mean lies between two bounds. unit: arms in whose mean of it that mean is counted; their
+    seeds are then resampled too."""
 
     arms: str
     endpoint: str
-    bound: float
+    low: float = -math.inf
+    high: float = math.inf
+    unit: str = ""
 
     def text(self) -> str:
-        return f"mean {self.endpoint} of each arm is at most {self.bound:g}, by its 95 % bootstrap interval."
+        bounds = [f"at least {self.low:g}"] * math.isfinite(self.low) + [f"at most {self.high:g}"] * math.isfinite(
+            self.high
+        )
+        counted = f" in units of that of {self.unit}" if self.unit else ""
+        return f"mean {self.endpoint} of each arm{counted} is {' and '.join(bounds)}, by its 95 % bootstrap interval."
 
     def judge(self, evidence: Evidence) -> Verdict:
+        unit = (
+            [value for arm in chosen(evidence, self.unit) for value in arm.values(self.endpoint)]
+            if self.unit
+            else [1.0]
+        )
         samples = {arm.name: arm.values(self.endpoint) for arm in chosen(evidence, self.arms)}
-        found = {name: mean_interval(values) for name, values in samples.items() if values}
-        if not found:
+        samples = {name: values for name, values in samples.items() if values}
+        if not samples or not unit or not all(map(math.isfinite, [*unit, *(v for s in samples.values() for v in s)])):
             return Verdict(NOT_TESTABLE, {})
-        seeds = min(len(samples[name]) for name in found)
+        found = {name: ratio_interval(values, unit) for name, values in samples.items()}
+        seeds = min(len(values) for values in samples.values())
         numbers = {"means": {name: interval.numbers() for name, interval in found.items()}, "seeds": seeds}
         if seeds < FEW:
             return Verdict(INCONCLUSIVE, numbers)
-        if all(interval.high <= self.bound for interval in found.values()):
+        if all(self.low <= interval.low and interval.high <= self.high for interval in found.values()):
             return Verdict(CONFIRMED, numbers)
-        surely = [mean_interval(samples[name], of_several(len(found))) for name in found]
-        return Verdict(OPPOSITE if any(i.low > self.bound for i in surely) else INCONCLUSIVE, numbers)
+        surely = [ratio_interval(values, unit, of_several(len(found))) for values in samples.values()]
+        outside = any(interval.low > self.high or interval.high < self.low for interval in surely)
+        return Verdict(OPPOSITE if outside else INCONCLUSIVE, numbers)
 
 
 RULES: dict[str, type[Any]] = {
@@ -231,7 +246,8 @@ RULES: dict[str, type[Any]] = {
     "matched": Matched,
     "order": Order,
     "best": Best,
-    "at-most": AtMost,
+    "within": Within,
+    "rarer": Rarer,
 }
 # What parameters that are words may be, by rule and parameter.
 WORDS: dict[tuple[str, str], tuple[str, ...]] = {

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from vexact.experiments.statistics import mean, median
+from vexact.experiments.statistics import mean, median, rank_correlation
 
 Line = Mapping[str, Any]
 Endpoints = dict[str, float | int | None]
@@ -44,7 +44,7 @@ NAMES = (
     "k3_start", "k3_median", "k3_max", "k3_late", "delta_max", "mismatch_tokens", "grad_norm_max", "entropy_end",
     "ess_min", "ess_below_half", "syncs", "kept", "drift", "drift_late", "noise_projection", "gradient_bias",
     "length_slope", "parted", "kl_to_exact", "js_to_exact", "compared", "not_finite", "first_sync",
-    "skew_positive", "skew_negative", "k3_leaves", "success_falls",
+    "skew_positive", "skew_negative", "k3_leaves", "success_falls", "k3_with_step", "lag_with_age",
     "seconds",
 )  # fmt: skip
 
@@ -56,11 +56,13 @@ def measure(lines: Sequence[Line], tail: int = 5) -> Endpoints:
     late_reward: what training saw, flips included. k3_*, delta_max (nats), mismatch_tokens: the discrepancy of
     arithmetic, at the weights that sampled; compared: tokens it was looked for in; not_finite: steps that compared some
     and whose largest difference is no number. skew_*: of the loss beyond ratio 1, of tokens with an advantage above and
-    below 0, over the last LATE steps. k3_leaves, success_falls: see EARLY and FALLEN. ess_*: of whole sequences' ratios
-    to the weights that sampled, unclipped. drift, noise_projection, gradient_bias: of `run.diagnose`, the first and the
-    last a mean, the second a sum. syncs: how often the sampler's weights changed; first_sync: the step before which
-    they first did. kept: the share of tokens that no remedy rejected. length_slope: ΣΔ of a sequence against its
-    length, nats a token. What needs other runs as well, `parted` and `*_to_exact`, is added later.
+    below 0, over the last LATE steps. k3_leaves, success_falls: see EARLY and FALLEN. k3_with_step: Spearman's ρ of
+    that K3 with the step, lag_with_age: of K3 of the lag ratio with the versions that the sampler is behind. ess_*: of
+    whole sequences' ratios to the weights that sampled, unclipped. drift, noise_projection, gradient_bias: over the
+    steps that `run.diagnose` looks at, the first and the last a mean, the second a sum. syncs: how often the sampler's
+    weights changed; first_sync: the step before which they first did. kept: the share of tokens that no remedy
+    rejected. length_slope: ΣΔ of a sequence against its length, nats a token. What needs other runs as well, `parted`
+    and `*_to_exact`, is added later.
     """
     steps = [line for line in lines if line["step"] >= 0]
     success = evaluations(lines, "eval_success")
@@ -92,6 +94,8 @@ def measure(lines: Sequence[Line], tail: int = 5) -> Endpoints:
         "skew_negative": _mean(_column(steps[-LATE:], ("skew_negative",))),
         "k3_leaves": k3_leaves([(line["step"], line[K3]) for line in steps if line.get(K3) is not None]),
         "success_falls": success_falls(success),
+        "k3_with_step": _rank(steps, "step", K3),
+        "lag_with_age": _rank(steps, "lag", "lag_k3"),
         "kept": 1.0 - sum(_column(steps, ("remedy_rejected_tokens",))) / tokens if tokens else None,
         "drift": _mean(drift),
         "drift_late": _mean(drift[-LATE:]),
@@ -133,8 +137,8 @@ def collapse_step(points: Sequence[tuple[int, float]]) -> int | None:
 def ess_of(steps: Sequence[Line]) -> list[tuple[int, float]]:
     """(step, effective share 0 … 1 of a step's sequences by their lag ratio); 1 where the sampler is not older.
 
-    `ess_sequence` is measured where a remedy asks for it: it then comes with a lag_k3 that is not 0. Elsewhere χ² of
-    the whole ratio, discrepancy included, gives 1/(1 + χ²).
+    `ess_sequence` is measured wherever a run has the policy that sampled: it then comes with a lag_k3 that is not 0.
+    Elsewhere χ² of the whole ratio, discrepancy included, gives 1/(1 + χ²).
     """
     found = []
     for line in steps:
@@ -203,6 +207,13 @@ def _column(steps: Sequence[Line], names: Sequence[str]) -> list[float]:
     """The values of the steps that have one; metrics.jsonl writes null for what is not finite."""
     found = (_first(line, names) for line in steps)
     return [value for value in found if value is not None]
+
+
+def _rank(steps: Sequence[Line], x: str, y: str) -> float | None:
+    """Spearman's ρ of two values of a step; None where either is constant or was not measured."""
+    pairs = [(line[x], line[y]) for line in steps if line.get(x) is not None and line.get(y) is not None]
+    found = rank_correlation(*zip(*pairs, strict=True)) if pairs else math.nan
+    return found if math.isfinite(found) else None
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -13,7 +13,7 @@ from vexact.experiments.study import ClaimSpec, Study, StudyError
 from vexact.experiments.verdict import CONFIRMED, INCONCLUSIVE, NOT_TESTABLE, Rule, Verdict
 from vexact.tasks.options import options_of
 
-PATTERNS = ("arms", "against", "nulls", "placebo", "best", "untreated")
+PATTERNS = ("arms", "against", "nulls", "placebo", "best", "untreated", "control", "unit")
 ENDPOINTS = ("endpoint", "first", "second")
 
 

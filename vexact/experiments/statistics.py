@@ -49,9 +49,11 @@ def of_several(count: int) -> float:
     return 1.0 - (1.0 - COVERED) / max(1, count)
 
 
-def mean_interval(values: Sequence[float], covered: float = COVERED) -> Interval:
-    """The mean over seeds: percentile bootstrap."""
-    return _interval(mean(values), _means(values, np.random.default_rng(SEED)), covered)
+def ratio_interval(values: Sequence[float], unit: Sequence[float], covered: float = COVERED) -> Interval:
+    """mean(values) / mean(unit), unit not 0, of two independent samples: percentile bootstrap, each resampled on its
+    own. A unit of one value is a number that is known."""
+    generator = np.random.default_rng(SEED)
+    return _interval(mean(values) / mean(unit), _means(values, generator) / _means(unit, generator), covered)
 
 
 def difference_interval(a: Sequence[float], b: Sequence[float], covered: float = COVERED) -> Interval:

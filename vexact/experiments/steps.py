@@ -132,6 +132,50 @@ class Leads:
 
 
 @dataclass(frozen=True)
+class Rarer:
+    """Whether fewer runs reach a step in one arm than in another: runs that a trigger saves from collapse and another
+    does not. Runs of a seed share their start and the questions, so those that only one of the two arms lost are named.
+    """
+
+    arms: str  # the two of them: where it is to come to fewer runs, and where to more
+    endpoint: str = "collapse_step"
+
+    def text(self) -> str:
+        return (
+            f"{self.endpoint} is reached by a smaller share of the first arm's runs than of the second's, by Fisher's "
+            "exact test at 2.5 % (opposite: by a greater one). Not testable where neither's reach it."
+        )
+
+    def judge(self, evidence: Evidence) -> Verdict:
+        arms = chosen(evidence, self.arms)[:2]
+        reached = [
+            {seed: math.isfinite(step) for seed, step in zip(arm.seeds, arm.by_run(self.endpoint), strict=True)
+             if not math.isnan(step)}
+            for arm in arms
+        ]  # fmt: skip
+        numbers: dict[str, Any] = {
+            "reached": {
+                arm.name: f"{sum(runs.values())} of {len(runs)}" for arm, runs in zip(arms, reached, strict=True)
+            }
+        }
+        if len(arms) < 2 or not any(any(runs.values()) for runs in reached):
+            return Verdict(NOT_TESTABLE, numbers)
+        numbers["only_in"] = {
+            arm.name: [f"seed {seed}" for seed, lost in mine.items() if lost and not other.get(seed, True)][:LISTED]
+            for arm, mine, other in zip(arms, reached, reached[::-1], strict=True)
+        }
+        counts = [(sum(runs.values()), len(runs) - sum(runs.values())) for runs in reached]
+        chances = {"fewer": fisher_test(*counts[1], *counts[0]), "more": fisher_test(*counts[0], *counts[1])}
+        numbers |= {"chance": chances, "seeds": min(map(len, reached))}
+        tail = (1.0 - COVERED) / 2.0
+        if numbers["seeds"] < FEW:
+            return Verdict(INCONCLUSIVE, numbers)
+        if chances["fewer"] <= tail:
+            return Verdict(CONFIRMED, numbers)
+        return Verdict(OPPOSITE if chances["more"] <= tail else INCONCLUSIVE, numbers)
+
+
+@dataclass(frozen=True)
 class Matched:
     """Whether a control was given as much as what it stands beside: two arms' medians of an endpoint, as `syncs`.
 

@@ -60,13 +60,16 @@ METRICS = (
            "The same of whole sequences, between the trainer's own weights and the sampler.", low=0.0, high=1.0,
            beside=ESS),
     Metric("ess-lag", "ESS of lag, sequences", "ESS / n", ("ess_sequence",),
-           "Of whole sequences' p_θ / p_s, as remedies read it: how old the batch is. 1 where no remedy asks.",
+           "Of whole sequences' p_θ / p_s, as remedies read it: how old the batch is. 1 where it is not.",
            low=0.0, high=1.0, idle=1.0),
     Metric("ess-lag-token", "ESS of lag, tokens", "ESS / n", ("ess_token",),
            "The same of tokens.", low=0.0, high=1.0, idle=1.0),
     Metric("k3-whole", "K3 with staleness", "K3", WHOLE_K3,
-           "Between the trainer's own weights and the sampler: drift and staleness are in it too.", log=True,
+           "Between the weights that the step began with and the sampler: staleness is in it too.", log=True,
            beside=K3),
+    Metric("k3-drift", "K3 of drift", "K3", ("policy_drift_k3",),
+           "Between the weights that a step began with and those of its later updates, of the tokens that they train.",
+           log=True, idle=0.0),
     Metric("reward", "Training reward", "reward", ("reward_mean",), "Mean reward of the step's rollouts."),
 )  # fmt: skip
 # What mismatch does to the gradient of a step, most of it where `run.diagnose` asks for it.

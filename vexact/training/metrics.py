@@ -29,7 +29,9 @@ class StepMetrics:
 
     loss, grad_norm: mean over updates. ratio_*, clip_fraction, k3, entropy, kl, skew_*: over all updates' tokens;
     ratio: the one that the objective clips, to the anchor; kl: the estimate of KL to the reference policy, 0 without
-    one; skew_*: mean share of the loss beyond that at ratio 1, of tokens with an advantage above, and below, 0.
+    one; skew_*: mean share of the loss beyond that at ratio 1, of tokens with an advantage above, and below, 0;
+    policy_drift_*: of log p_θ − log π_old over the tokens of all updates where π_old is known, how many they are, K3
+    and the largest size: 0 of a single update, which begins at π_old.
     clip_factor: the smallest. remedy_weight_*, remedy_ratio_max (before any cap): at the start of the step;
     remedy_rejected_*: sequences, and tokens, that were not trained because of it, summed over updates. remedy_lr: what
     it multiplied the learning rate by. ess_*, lag_k3: of `lag.py`, before the first update. centre_weight_*: the
@@ -61,6 +63,9 @@ class StepMetrics:
     kl: float
     skew_positive: float
     skew_negative: float
+    policy_drift_tokens: int
+    policy_drift_k3: float
+    policy_drift_max: float
     grad_norm: float
     clip_factor: float
     remedy_weight_min: float
@@ -104,6 +109,9 @@ NO_TOKENS: dict[str, Any] = {
     "kl": 0.0,
     "skew_positive": 0.0,
     "skew_negative": 0.0,
+    "policy_drift_tokens": 0,
+    "policy_drift_k3": 0.0,
+    "policy_drift_max": 0.0,
     "grad_norm": 0.0,
     "clip_factor": 1.0,
     "remedy_weight_min": 1.0,
@@ -129,9 +137,10 @@ NO_TOKENS: dict[str, Any] = {
 class TokenRecord:
     """Per-token values of an update, filled in micro-batches and measured whole, so that no cut shows in a metric."""
 
-    def __init__(self, behaviour: Tensor, advantage: Tensor) -> None:
-        """behaviour: the log-probabilities that sampling left; advantage: of its rollout. float32 [tokens] each."""
-        self.behaviour, self.advantage = behaviour, advantage
+    def __init__(self, behaviour: Tensor, advantage: Tensor, old: Tensor | None) -> None:
+        """behaviour: the log-probabilities that sampling left; advantage: of its rollout; old: those of π_old, where
+        they are known. float32 [tokens] each."""
+        self.behaviour, self.advantage, self.old = behaviour, advantage, old
         self.current, self.entropy, self.loss, self.ratio, self.kl = (torch.empty_like(behaviour) for _ in range(5))
         self.clipped, self.finite = (torch.empty_like(behaviour, dtype=torch.bool) for _ in range(2))
         self.centre = torch.ones_like(behaviour)  # w_a of a centred score
@@ -170,6 +179,7 @@ def measure_updates(updates: Sequence[UpdateRecord], kernels: Kernels) -> dict[s
         "grad_norm": average([update.grad_norm for update, _ in trained]),
         "clip_factor": min(update.clip_factor for update, _ in trained),
         **_over_tokens([tokens for _, tokens in trained], kernels),
+        **_policy_drift([tokens for _, tokens in trained], len(updates) == 1, kernels),
         **rejected,
     }
 
@@ -185,7 +195,7 @@ def _over_tokens(records: Sequence[TokenRecord], kernels: Kernels) -> dict[str, 
         "ratio_min": float(ratio.min()),
         "ratio_max": float(ratio.max()),
         "clip_fraction": int(clipped.sum()) / len(clipped),
-        "k3": float(mean((kernels.exp(difference) - 1.0) - difference, kernels)),
+        "k3": _k3(difference, kernels),
         "entropy": float(mean(column("entropy"), kernels)),
         "kl": float(mean(column("kl"), kernels)),
         **_skew(ratio, column("advantage"), kernels),
@@ -204,6 +214,23 @@ def _skew(ratio: Tensor, advantage: Tensor, kernels: Kernels) -> dict[str, float
         total = kernels.sum(torch.where(where, share, 0.0))
         found[f"skew_{name}"] = 0.0 + float(total / where.sum().clamp(min=1).to(total.dtype))
     return found
+
+
+def _k3(difference: Tensor, kernels: Kernels) -> float:
+    return float(mean((kernels.exp(difference) - 1.0) - difference, kernels))
+
+
+def _policy_drift(records: Sequence[TokenRecord], alone: bool, kernels: Kernels) -> dict[str, Any]:
+    """alone: the only update of a step, which begins at π_old."""
+    known = [record.current - record.old for record in records if record.old is not None]
+    if alone or not known:
+        return {"policy_drift_tokens": sum(len(record.current) for record in records) if alone else 0}
+    difference = torch.cat(known)
+    return {
+        "policy_drift_tokens": len(difference),
+        "policy_drift_k3": _k3(difference, kernels),
+        "policy_drift_max": float(difference.abs().max()),
+    }
 
 
 def measure_mismatch(scored: Tensor, recorded: Tensor) -> dict[str, Any]:

@@ -318,7 +318,7 @@ class Trainer:
 
     def _backward(self, batch: TrainingBatch, counts: Sequence[int]) -> TokenRecord:
         """Gradients of the update's loss into `self.gradients`, micro-batch by micro-batch."""
-        record = TokenRecord(batch.behaviour, batch.advantage)
+        record = TokenRecord(batch.behaviour, batch.advantage, batch.old)
         divisor = divisors(counts, batch.lengths, self.loss).to(self.kernels.device)
         if self.shards.alone:
             self.gradients.clear()
