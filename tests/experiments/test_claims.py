@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,7 +41,7 @@ NULL = arm("other draws", around(0.77), "null")
 
 def test_a_gap_counts_only_outside_the_null_arms() -> None:
     below = arm("sampler", around(0.6))
-    low, high = null_band(evidence(EXACT, NULL), "late_trainer")
+    low, high = null_band(evidence(EXACT, NULL, below), "sampler", "late_trainer")
     assert low == pytest.approx(-0.03) and high == 0.0
     found = gaps(evidence(EXACT, NULL, below), "sampler", "late_trainer")
     assert found.sign(found.of["sampler"]) == -1
@@ -99,17 +100,25 @@ def test_one_of_many_arms_has_to_be_farther_off_than_one_alone() -> None:
 
 def test_a_claim_may_have_an_exact_arm_and_null_arms_of_its_own() -> None:
     """Another coding of rewards ends elsewhere without any mismatch."""
-    plain = [arm("plain exact", around(0.5)), arm("plain draws", around(0.45)), arm("plain head", around(0.4))]
+    own = "plain exact"
+    plain = [
+        arm("plain exact", around(0.5), "exact"),
+        arm("plain draws", around(0.45), "null", beside=own),
+        arm("plain head", around(0.4), beside=own),
+    ]
     arms = evidence(EXACT, NULL, *plain)
-    assert Gap("plain head").judge(arms).numbers["gaps"]["plain head"]["value"] == pytest.approx(-0.4)
-    found = Gap("plain head", against="plain exact", nulls="plain draws").judge(arms)
+    found = Gap("plain head").judge(arms)
     assert found.numbers["gaps"]["plain head"]["value"] == pytest.approx(-0.1)
     assert found.numbers["null_band"] == [pytest.approx(-0.05), 0.0]
-    best = Best("plain head, plain draws", "plain draws", "plain head", against="plain exact", nulls="plain draws")
+    assert Gap("other draws").judge(arms).numbers["null_band"] == [pytest.approx(-0.03), 0.0]
+    best = Best("plain head, plain draws", "plain draws", "plain head")
     assert best.judge(arms).numbers["gaps"]["plain draws"]["value"] == pytest.approx(-0.05)
-    response = DoseResponse("sampler *", "shared *", against="plain exact", nulls="plain draws")
-    treated = doses("sampler", {0.01: 0.5, 0.1: 0.44})
-    numbers = response.judge(evidence(EXACT, NULL, *plain, *treated, *doses("shared", {0.01: 0.5, 0.1: 0.5}))).numbers
+    treated = [replace(each, beside=own) for each in doses("sampler", {0.01: 0.5, 0.1: 0.44})]
+    numbers = (
+        DoseResponse("sampler *", "shared *")
+        .judge(evidence(EXACT, NULL, *plain, *treated, *doses("shared", {0.01: 0.5, 0.1: 0.5})))
+        .numbers
+    )
     assert numbers["null_band"] == [pytest.approx(-0.05), 0.0]
 
 

@@ -31,7 +31,7 @@ def test_every_study_of_the_project_can_be_read_and_all_its_arms_have_recipes(na
     study = load_study(STUDIES / name)
     recipes = [study.recipe(arm, seed) for arm in study.arms for seed in study.seeds[:1]]
     assert all(isinstance(recipe, Recipe) for recipe in recipes)
-    assert [arm.name for arm in study.arms if arm.role == "exact"] == ["exact"]
+    assert study.arms[0].role == "exact"
     assert sum(arm.role == "null" for arm in study.arms) >= (2 if name[0] == "e" else 0)
     assert study.claims
 
@@ -86,6 +86,14 @@ def test_a_base_recipe_lies_beside_the_study(tmp_path: Path) -> None:
     assert study_of(tmp_path, {"recipe": "base.yaml"}).recipe().steps == 13
 
 
+def test_an_arm_of_a_grid_stands_beside_the_exact_arm_that_its_words_name(tmp_path: Path) -> None:
+    exact = [{"name": f"{coding} none", "role": "exact"} for coding in ("group", "plain")]
+    grid = {"coding": {"group": {}, "plain": {"loss.advantage": "reward"}}}
+    arms = [*exact, {"name": "{coding} head", "beside": "{coding} none", "grid": grid}, {"name": "other"}]
+    study = study_of(tmp_path, {"arms": arms})
+    assert [study.reference(arm) for arm in study.arms] == ["group none", "plain none"] * 2 + ["group none"]
+
+
 def test_a_bare_null_is_the_role_of_that_name(tmp_path: Path) -> None:
     assert study_of(tmp_path, {"arms": [{"name": "a", "role": None}]}).arms[0].role == "null"
 
@@ -94,11 +102,15 @@ def test_a_study_that_is_written_resolved_reads_as_the_same(tmp_path: Path) -> N
     study = load_study(STUDIES / "smoke.yaml")
     (tmp_path / "again.yaml").write_text(study.to_yaml())
     again = load_study(tmp_path / "again.yaml")
-    assert [(a.name, a.role) for a in again.arms] == [(a.name, a.role) for a in study.arms]
+    assert [(a.name, a.role, a.beside) for a in again.arms] == [(a.name, a.role, a.beside) for a in study.arms]
     assert [again.recipe(a, 1) for a in again.arms] == [study.recipe(a, 1) for a in study.arms]
     assert (again.claims, again.seeds, again.tail) == (study.claims, study.seeds, study.tail)
 
 
+TWO = [
+    {"name": "exact", "role": "exact"}, {"name": "plain", "role": "exact"}, {"name": "a"},
+    {"name": "b", "beside": "plain"},
+]  # fmt: skip
 CLAIM = {"id": "x", "claim": "c", "rule": "gap", "arms": "exact"}
 
 
@@ -115,6 +127,9 @@ CLAIM = {"id": "x", "claim": "c", "rule": "gap", "arms": "exact"}
         ({"arms": [{"name": "a", "overrides": {"sync.every": 0}}]}, "arm a: sync.every: sync.every = 0 is below 1"),
         ({"arms": [{"name": "{kid}", "grid": {"kind": {"x": {}}}}]}, "may name {kind}"),
         ({"arms": [{"name": "a", "grid": {"sync.every": 3}}]}, "grid.sync.every = 3 is not a list"),
+        ({"arms": [{"name": "a"}, {"name": "b", "beside": "a"}]}, "arm b is beside a, which is no exact arm"),
+        ({"arms": [{"name": "a", "role": "exact"}, {"name": "b", "role": "exact", "beside": "a"}]}, "b is itself"),
+        ({"arms": TWO, "claims": [{**CLAIM, "arms": "a, b"}]}, "beside different exact arms: exact, plain"),
         ({"common": {"stepps": 3}}, "unknown key stepps; did you mean steps"),
         ({"seeds": 0}, "seeds = 0 is neither a count nor a list"),
         ({"seeds": [1, 1]}, "names a seed twice"),

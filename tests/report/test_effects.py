@@ -10,7 +10,7 @@ import pytest
 from vexact.experiments import endpoints
 from vexact.report import dose, gaps
 from vexact.report.curve import Curve
-from vexact.report.figure import Grey, Panel, Points
+from vexact.report.figure import Grey, Panel, Points, Rule
 from vexact.report.study import Arm, SeedRun, Study
 from vexact.report.table import STEPS, table
 
@@ -64,8 +64,8 @@ def test_gaps_are_of_means_and_the_null_band_holds_zero() -> None:
         arm("exact", "exact", **ends(0.7, 0.9)), arm("null", "null", **ends(0.9, 0.9)),
         arm("bad", **ends(0.1, 0.3)), arm("fine", **ends(0.84, 0.84)),
     )  # fmt: skip
-    panel, _ = gaps.gap_panel(Study("t", "", arms))
-    assert panel is not None and panel.y.categories == ("bad", "fine", "null")
+    (panel,), _ = gaps.gap_panels(Study("t", "", arms))
+    assert panel.y.categories == ("bad", "fine", "null")
     assert marks(panel)["bad"].x == pytest.approx((-0.6,))
     band = next(mark for mark in panel.marks if isinstance(mark, Grey))
     assert band.x == pytest.approx((0.0, 0.1))
@@ -79,13 +79,35 @@ def test_arms_with_a_remedy_have_another_shape() -> None:
         {"loss.remedy.token": "tis", "loss.remedy.cap": 2.0},
     )
     arms = [replace(arm("exact", "exact"), settings=off), replace(arm("none"), settings=off)]
-    panel, _ = gaps.gap_panel(Study("t", "", (*arms, replace(arm("tis"), settings=tis))))
-    assert panel is not None
+    (panel,), _ = gaps.gap_panels(Study("t", "", (*arms, replace(arm("tis"), settings=tis))))
     assert marks(panel)["tis"].shape != marks(panel)["none"].shape
 
 
 def test_without_an_exact_arm_there_is_no_gap() -> None:
-    assert gaps.gap_panel(Study("t", "", (arm("a"), arm("b")))) == (None, "it needs an exact arm with held-out success")
+    assert gaps.gap_panels(Study("t", "", (arm("a"), arm("b")))) == ([], "it needs an exact arm with held-out success")
+    assert gaps.gap_panels(Study("t", "", (arm("a", "exact"),)))[1] == "it needs an arm beside the exact one"
+
+
+def test_each_arm_is_drawn_beside_the_exact_arm_of_its_own_objective() -> None:
+    own = lambda each: replace(each, beside="plain exact")  # noqa: E731
+    arms = (
+        arm("exact", "exact", 0.9), arm("draws", "null", 0.85), arm("head", "arm", 0.8, 1e-3),
+        arm("more", "arm", 0.7, 1e-2), arm("plain exact", "exact", 0.5),
+        own(arm("plain draws", "null", 0.47)), own(arm("plain head", "arm", 0.4, 1e-3)),
+        own(arm("plain more", "arm", 0.1, 1e-2)),
+    )  # fmt: skip
+    study = Study("t", "", arms)
+    first, second = gaps.gap_panels(study)[0]
+    assert (first.id, second.id) == ("gaps", "gaps-2") and second.title == "Gap to the exact arm: plain exact"
+    assert set(first.y.categories) == {"head", "more", "draws"}
+    assert second.y.categories == ("plain more", "plain head", "plain draws")
+    assert marks(second)["plain head"].x == pytest.approx((-0.1,))
+    assert next(mark for mark in second.marks if isinstance(mark, Grey)).x == pytest.approx((-0.03, 0.0))
+    drawn, _ = dose.panels(study)
+    assert [(panel.id, set(marks(panel))) for panel in drawn] == [
+        ("dose", {"head", "more"}), ("dose-2", {"plain head", "plain more"}),
+    ]  # fmt: skip
+    assert [mark.y for panel in drawn for mark in panel.marks if isinstance(mark, Rule)] == [0.9, 0.5]
 
 
 def test_ess_stands_against_collapse_run_by_run() -> None:

@@ -137,3 +137,11 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
         read_sources([tmp_path])
     with pytest.raises(ReportError, match="RUN: name at least one"):
         read_sources([])
+
+
+def test_arms_of_two_studies_stay_beside_the_exact_arm_of_their_own(tmp_path: Path) -> None:
+    folders = [write_study(tmp_path / name, dose_arms((1e-2,)), seeds=1, steps=5, rollouts=False) for name in "ab"]
+    study = read_sources(folders)
+    references = {arm.name: (study.reference(arm) or arm).name for arm in study.arms}
+    assert references["sampler-0.01"] == references["flip"] == "exact"
+    assert references["sampler-0.01 (2)"] == references["flip (2)"] == references["exact (2)"] == "exact (2)"

@@ -44,8 +44,7 @@ class Gap:
     expect: str = "lower"
     which: str = "all"
     margin: float = 0.05  # a gap whose interval lies inside ± margin is none; chance that is wider shows nothing
-    against: str = ""  # by default the exact arm
-    nulls: str = ""  # by default the null arms
+    against: str = ""  # by default the exact arm that they stand beside
 
     def text(self) -> str:
         if self.expect == "none":
@@ -57,7 +56,7 @@ class Gap:
         return f"{self.which} of the gaps of {self.endpoint} count, and are {self.expect}. {BAND}{extra}"
 
     def judge(self, evidence: Evidence) -> Verdict:
-        found = gaps(evidence, self.arms, self.endpoint, self.against, self.nulls)
+        found = gaps(evidence, self.arms, self.endpoint, self.against)
         if not found.of:
             return Verdict(NOT_TESTABLE, found.numbers())
         if found.seeds < FEW:
@@ -75,14 +74,12 @@ class Gap:
 
 @dataclass(frozen=True)
 class DoseResponse:
-    """Whether harm against a placebo at the same dose grows with the dose. against, nulls: for the null band alone."""
+    """Whether harm against a placebo at the same dose grows with the dose."""
 
     arms: str
     placebo: str
     dose: str = "mismatch.k3"
     endpoint: str = SUCCESS
-    against: str = ""  # by default the exact arm
-    nulls: str = ""  # by default the null arms
 
     def text(self) -> str:
         return (
@@ -98,7 +95,7 @@ class DoseResponse:
         pairs = {dose: sides for dose, sides in pairs.items() if all(sides)}
         if not pairs:
             return Verdict(NOT_TESTABLE, {"doses": doses})
-        low, high = null_band(evidence, self.endpoint, self.against, self.nulls)
+        low, high = null_band(evidence, self.arms, self.endpoint)
         harm = {dose: difference_interval(*sides) for dose, sides in pairs.items()}
         values = [interval.value for interval in harm.values()]
         seeds = min(len(side) for sides in pairs.values() for side in sides)
@@ -158,8 +155,6 @@ class Best:
     best: str
     untreated: str
     endpoint: str = SUCCESS
-    against: str = ""  # by default the exact arm
-    nulls: str = ""  # by default the null arms
 
     def text(self) -> str:
         return (
@@ -170,13 +165,13 @@ class Best:
         )
 
     def judge(self, evidence: Evidence) -> Verdict:
-        found = gaps(evidence, f"{self.arms}, {self.best}", self.endpoint, self.against, self.nulls)
-        harm = gaps(evidence, self.untreated, self.endpoint, self.against, self.nulls)
+        found = gaps(evidence, f"{self.arms}, {self.best}", self.endpoint)
+        harm = gaps(evidence, self.untreated, self.endpoint)
         others = [evidence.arms[name].values(self.endpoint) for name in found.of if name != self.best]
         if self.best not in found.of or not harm.of or not others:
             return Verdict(NOT_TESTABLE, found.numbers())
         best = evidence.arms[self.best].values(self.endpoint)
-        base = [value for arm in base_of(evidence, self.against) for value in arm.values(self.endpoint)]
+        base = base_of(evidence, self.best, self.endpoint)
         mended = difference_interval(best, chosen(evidence, self.untreated)[0].values(self.endpoint))
         lead = lead_interval(best, others, base)
         numbers = {

@@ -13,7 +13,8 @@ from vexact.experiments.endpoints import STEPS
 @dataclass(frozen=True)
 class ArmEvidence:
     """Of one arm. endpoints: name → a value for each finished run; seeds and fingerprints (sha256 of the weights at the
-    end) in the same order. overrides: dotted keys."""
+    end) in the same order. overrides: dotted keys. beside: the exact arm that it is compared with, by default the
+    first."""
 
     name: str
     role: str
@@ -21,6 +22,7 @@ class ArmEvidence:
     endpoints: Mapping[str, Sequence[float | None]]
     fingerprints: Sequence[str] = ()
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    beside: str = ""
 
     def values(self, endpoint: str) -> list[float]:
         """Of the runs that have one; for a step, the runs that did not reach it count as infinitely late."""
@@ -45,5 +47,12 @@ class Evidence:
 
     arms: Mapping[str, ArmEvidence]
 
-    def of_role(self, role: str) -> list[ArmEvidence]:
-        return [arm for arm in self.arms.values() if arm.role == role]
+    def reference(self, arm: ArmEvidence) -> str:
+        """The exact arm that an arm is compared with, an exact one with itself; empty where there is none."""
+        if arm.role == "exact":
+            return arm.name
+        return arm.beside or next((each.name for each in self.arms.values() if each.role == "exact"), "")
+
+    def beside(self, reference: str, role: str) -> list[ArmEvidence]:
+        """The arms of a role that are compared with an exact arm, itself among those of role `exact`."""
+        return [arm for arm in self.arms.values() if arm.role == role and self.reference(arm) == reference]

@@ -39,13 +39,13 @@ class Gaps:
         }
 
 
-def gaps(evidence: Evidence, patterns: str, endpoint: str, against: str = "", nulls: str = "") -> Gaps:
-    """Against the exact arm, or the arms that `against` matches. nulls: as of `null_band`.
+def gaps(evidence: Evidence, patterns: str, endpoint: str, against: str = "") -> Gaps:
+    """Against the exact arm that the arms stand beside, or the arms that `against` matches.
 
     Runs without the endpoint are left out; where nothing is left, no gap is found. A step that was not reached has no
     mean, so no gap of it is ever found.
     """
-    base = [value for arm in base_of(evidence, against) for value in arm.values(endpoint)]
+    base = base_of(evidence, patterns, endpoint, against)
     samples = {arm.name: arm.values(endpoint) for arm in chosen(evidence, patterns)}
     usable = {name: values for name, values in samples.items() if values and all(map(math.isfinite, values))}
     if not base or not all(map(math.isfinite, base)):
@@ -54,22 +54,31 @@ def gaps(evidence: Evidence, patterns: str, endpoint: str, against: str = "", nu
         endpoint,
         {name: difference_interval(values, base) for name, values in usable.items()},
         {name: difference_interval(values, base, of_several(len(usable))) for name, values in usable.items()},
-        null_band(evidence, endpoint, against, nulls),
+        null_band(evidence, patterns, endpoint),
         min([len(base), *map(len, usable.values())]) if usable else 0,
     )
 
 
-def null_band(evidence: Evidence, endpoint: str, against: str = "", nulls: str = "") -> tuple[float, float]:
-    """The smallest and the greatest gap of a null arm to the exact one, 0 among them.
-
-    nulls: arms that differ from those that `against` matches by chance alone, whatever their role: an objective or a
-    coding of rewards with another exact arm has null arms of its own. Without it, those of the study and its exact arm.
-    """
-    base = [value for arm in base_of(evidence, against if nulls else "") for value in arm.values(endpoint)]
-    by_chance = [arm.values(endpoint) for arm in (chosen(evidence, nulls) if nulls else evidence.of_role("null"))]
-    found = [mean(values) - mean(base) for values in by_chance if values and base]
+def null_band(evidence: Evidence, patterns: str, endpoint: str) -> tuple[float, float]:
+    """The smallest and the greatest gap of a null arm to the exact one that the arms stand beside, 0 among them."""
+    base = base_of(evidence, patterns, endpoint)
+    nulls = [arm for name in references(evidence, patterns)[:1] for arm in evidence.beside(name, "null")]
+    found = [mean(values) - mean(base) for values in (arm.values(endpoint) for arm in nulls) if values and base]
     found = [gap for gap in found if math.isfinite(gap)]
     return min([0.0, *found]), max([0.0, *found])
+
+
+def references(evidence: Evidence, patterns: str) -> list[str]:
+    """The exact arms that the arms stand beside; a study is read only if rules that compare find one."""
+    return list(dict.fromkeys(evidence.reference(arm) for arm in chosen(evidence, patterns)))
+
+
+def base_of(evidence: Evidence, patterns: str, endpoint: str, against: str = "") -> list[float]:
+    """The values that gaps are measured from: of the arms that `against` matches, or of the exact one."""
+    if against:
+        return [value for arm in chosen(evidence, against) for value in arm.values(endpoint)]
+    exact = [arm for name in references(evidence, patterns)[:1] for arm in evidence.beside(name, "exact")]
+    return [value for arm in exact for value in arm.values(endpoint)]
 
 
 def chosen(evidence: Evidence, patterns: str) -> list[ArmEvidence]:
@@ -90,8 +99,3 @@ def by_dose(evidence: Evidence, patterns: str, key: str) -> dict[float, ArmEvide
 def finite(value: float) -> float | None:
     """As JSON has it: null for what is not finite."""
     return value if math.isfinite(value) else None
-
-
-def base_of(evidence: Evidence, against: str) -> list[ArmEvidence]:
-    """What gaps are measured from: the arms that match, or the exact one."""
-    return chosen(evidence, against) if against else evidence.of_role("exact")

@@ -13,7 +13,12 @@ from vexact.experiments.study import ClaimSpec, Study, StudyError
 from vexact.experiments.verdict import CONFIRMED, INCONCLUSIVE, NOT_TESTABLE, Rule, Verdict
 from vexact.tasks.options import options_of
 
-PATTERNS = ("arms", "against", "nulls", "placebo", "best", "untreated", "control", "unit")
+PATTERNS = ("arms", "against", "placebo", "best", "untreated", "control", "unit")
+BESIDE = {
+    "gap": ("arms",),
+    "dose-response": ("arms", "placebo"),
+    "best": ("arms", "best", "untreated"),
+}  # one exact arm
 ENDPOINTS = ("endpoint", "first", "second")
 
 
@@ -36,6 +41,10 @@ def check_claim(claim: ClaimSpec, study: Study) -> None:
         pattern = getattr(rule, name, "")
         if pattern and not study.matching(pattern):
             raise StudyError(f"{here}: {name} = {pattern!r} matches no arm")
+    compared = [arm for name in BESIDE.get(claim.rule, ()) for arm in study.matching(getattr(rule, name))]
+    beside = list(dict.fromkeys(study.reference(arm) for arm in compared))
+    if len(beside) > 1 and not getattr(rule, "against", ""):
+        raise StudyError(f"{here}: its arms stand beside different exact arms: {', '.join(beside)}")
     for name in ENDPOINTS:
         endpoint = getattr(rule, name, NAMES[0])
         if endpoint not in NAMES:

@@ -10,6 +10,7 @@
     arms:
       - {name: exact, role: exact}
       - {name: other draws, role: null, seed_offset: 1000}
+      - {name: plain exact, role: exact, overrides: {loss.advantage: reward}}
       - name: "{side} {k3}"        # two sides × two doses: four arms
         overrides: {mismatch.site: logits}
         grid:
@@ -18,9 +19,10 @@
     claims:
       - {id: A2, claim: Mismatch alone harms., rule: dose-response, arms: "sampler *", placebo: "both-shared *"}
 
-A claim that says `needs: <id>` of one before it is inconclusive where that one is not confirmed. An axis of a grid is a
-key of the recipe and its values, or a word of one's own and, for each of its values, the overrides that it stands for.
-Keys that are not known are refused with the nearest one that is.
+An arm with an objective of its own says `beside: plain exact`, or another exact arm than the first: what it is compared
+with, and whose null arms say what chance does. A claim that says `needs: <id>` of one before it is inconclusive where
+that one is not confirmed. An axis of a grid is a key of the recipe and its values, or a word of one's own and, for each
+of its values, the overrides that it stands for. Keys that are not known are refused with the nearest one that is.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from vexact.tasks.options import check_names
 KEYS = (
     "title", "question", "recipe", "common", "arms", "seeds", "warm_start", "rollouts", "keep_models", "tail", "claims",
 )  # fmt: skip
-ARM_KEYS = ("name", "role", "label", "overrides", "grid", "seed_offset")
+ARM_KEYS = ("name", "role", "label", "beside", "overrides", "grid", "seed_offset")
 WARM_STARTS = ("shared", "per_seed")
 KEEPING = ("first", "all", "none")
 
@@ -83,7 +85,11 @@ def check_study(study: Study) -> None:
             raise StudyError(f"{study.file}: two arms are called {name}")
         if "," in name:
             raise StudyError(f"{study.file}: arm {name}: a name has no comma")
+    exact = [arm.name for arm in study.arms if arm.role == "exact"]
     for arm in study.arms:
+        if arm.beside and (arm.beside not in exact or arm.role == "exact"):
+            what = "itself exact" if arm.role == "exact" else f"beside {arm.beside}, which is no exact arm"
+            raise StudyError(f"{study.file}: arm {arm.name} is {what}")
         study.recipe(arm, study.seeds[0])
     for claim in study.claims:
         check_claim(claim, study)
@@ -115,6 +121,7 @@ def _arms(content: Any, where: str) -> Iterator[Arm]:
             label=str(values.get("label", "")),
             overrides=dict(leaves(_mapping(values.get("overrides"), f"{here}.overrides"))),
             seed_offset=_count(values.get("seed_offset", 0), f"{here}.seed_offset", 0),
+            beside=str(values.get("beside", "")),
         )
         yield from _expanded(plain, _mapping(values.get("grid"), f"{here}.grid"), here)
 
@@ -133,7 +140,7 @@ def _expanded(arm: Arm, grid: Mapping[str, Any], where: str) -> Iterator[Arm]:
             overrides.update(chosen)
         yield Arm(
             _filled(arm.name, words, where), arm.role, _filled(arm.label, words, where) if arm.label else "",
-            overrides, arm.seed_offset,
+            overrides, arm.seed_offset, _filled(arm.beside, words, where) if "{" in arm.beside else arm.beside,
         )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """results.json and table.csv: what a study's runs come to.
 
     {"study", "title", "question",
-     "arms": [{"name", "role", "label", "overrides", "runs": [{"seed", "folder", "digest", "fingerprint"}]}],
+     "arms": [{"name", "role", "label", "beside", "overrides", "runs": [{"seed", "folder", "digest", "fingerprint"}]}],
      "endpoints": {arm: {endpoint: [a value per run]}},
      "claims": [{"id", "claim", "rule", "verdict", "numbers"}],
      "failed": [{"arm", "seed", "error"}]}
@@ -51,10 +51,10 @@ def collect(
         if job.digest not in failed and done(job):
             by_arm[job.arm].append(job)
     prints = {job.digest: fingerprints(read_lines(job.folder / METRICS)) for mine in by_arm.values() for job in mine}
-    exact = next((arm.name for arm in study.arms if arm.role == "exact"), None)
-    reference = {job.seed: prints[job.digest] for job in by_arm.get(exact or "", [])}
+    exact = {arm.name: study.reference(arm) for arm in study.arms}
+    reference = {(arm, job.seed): prints[job.digest] for arm, mine in by_arm.items() for job in mine}
     found = {
-        name: [_endpoints(job, study.tail, prints[job.digest], reference.get(job.seed)) for job in mine]
+        name: [_endpoints(job, study.tail, prints[job.digest], reference.get((exact[name], job.seed))) for job in mine]
         for name, mine in by_arm.items()
     }
     for name, mine in by_arm.items():
@@ -70,7 +70,7 @@ def collect(
         "study": study.name,
         "title": study.title,
         "question": study.question,
-        "arms": [_arm(arm, by_arm[arm.name], root, last) for arm in study.arms],
+        "arms": [_arm(arm, exact[arm.name], by_arm[arm.name], root, last) for arm in study.arms],
         "endpoints": endpoints,
         "claims": judged(study, evidence),
         "failed": [
@@ -126,14 +126,16 @@ def _evidence(
         endpoints,
         [last[job.digest] for job in jobs],
         {**study.common, **arm.overrides},
+        study.reference(arm),
     )
 
 
-def _arm(arm: Arm, jobs: Sequence[Job], root: Path, last: Mapping[str, str]) -> dict[str, Any]:
+def _arm(arm: Arm, beside: str, jobs: Sequence[Job], root: Path, last: Mapping[str, str]) -> dict[str, Any]:
     return {
         "name": arm.name,
         "role": arm.role,
         "label": arm.label or arm.name,
+        "beside": beside,
         "overrides": dict(arm.overrides),
         "runs": [
             {

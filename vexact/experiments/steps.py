@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vexact.experiments.evidence import Evidence
-from vexact.experiments.gaps import chosen, finite
+from vexact.experiments.gaps import chosen, finite, references
 from vexact.experiments.statistics import (
     COVERED,
     fisher_test,
@@ -73,7 +73,7 @@ class Together:
 class Leads:
     """Whether one step comes before another: success that falls before K3 rises, or without that it does.
 
-    control: arms in which nothing makes the first step come, by default the exact and the null ones. A step that they
+    control: arms in which nothing makes the first step come, by default the exact and its null ones. A step that they
     reach as often is none that a cause has led to: it says nothing that the second one did not warn of it.
     """
 
@@ -122,7 +122,8 @@ class Leads:
 
     def _without_cause(self, evidence: Evidence, steps: list[float]) -> dict[str, Any]:
         """How many runs of the control reach the first step, and the chance of so many in the arms were it all one."""
-        arms = evidence.of_role("exact") + evidence.of_role("null")
+        exact = references(evidence, self.arms)
+        arms = [arm for role in ("exact", "null") for name in exact for arm in evidence.beside(name, role)]
         if self.control:
             arms = chosen(evidence, self.control)
         given = [value for arm in arms for value in arm.values(self.first)]

@@ -26,6 +26,7 @@ class Arm:
     """One way to train. role: `exact` has no mismatch; `null` differs from it by chance alone, and shows how much that
     is; `arm` is what the study is about.
 
+    beside: the exact arm that it is compared with, by default the study's first: an objective of its own has one.
     overrides: dotted key of the recipe → value. seed_offset: added to each seed, so that data and draws are others
     while a shared start is the same.
     """
@@ -35,6 +36,7 @@ class Arm:
     label: str = ""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     seed_offset: int = 0
+    beside: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,12 @@ class Study:
         for pattern in split(patterns):
             found += [arm for arm in self.arms if fnmatchcase(arm.name, pattern) and arm not in found]
         return found
+
+    def reference(self, arm: Arm) -> str:
+        """The exact arm that an arm is compared with, by name; an exact one with itself; empty where there is none."""
+        if arm.role == "exact":
+            return arm.name
+        return arm.beside or next((each.name for each in self.arms if each.role == "exact"), "")
 
     def with_common(self, overrides: Mapping[str, Any]) -> Study:
         """The same study with further overrides of all arms."""

@@ -145,11 +145,14 @@ def _panel(study: Study, metric: Metric) -> Panel | None:
 
 
 def _grey(study: Study, names: Sequence[str], most: int) -> list[Grey]:
-    curves = [curve for arm in study.of(NULL) for curve in arm.curves(names)]
+    """Of the null arms beside the first exact arm: those of another objective say nothing of it."""
+    nulls = [arm for arm in study.of(NULL) if study.reference(arm) is study.exact]
+    curves = [curve for arm in nulls for curve in arm.curves(names)]
     if len(curves) < 2:
         return []
     band = Band.of(curves).thinned(most)
-    return [Grey("range of the null arms", tuple(map(float, band.steps)), band.low, band.high)]
+    exact = "" if study.exact is None or len(study.groups) == 1 else f" beside {study.exact.label}"
+    return [Grey(f"range of the null arms{exact}", tuple(map(float, band.steps)), band.low, band.high)]
 
 
 def _line(i: int, arm: Arm, band: Band, most: int) -> Line:
@@ -175,17 +178,17 @@ def _described(study: Study, bands: Sequence[Band], metric: Metric) -> str:
 
 
 def small_multiples(study: Study) -> list[Panel]:
-    """Of many arms: the success of each by itself before the exact arm's range. Empty for a few."""
+    """Of many arms: the success of each by itself before the range of its exact arm. Empty for a few."""
     if not study.many:
         return []
-    exact = study.exact
-    reference = exact.band(SUCCESS).thinned(POINTS_OF_SMALL) if exact else Band()
-    grey = [Grey("the exact arm", tuple(map(float, reference.steps)), reference.low, reference.high)]
     drawn = []
     for i, arm in enumerate(study.arms):
         band = arm.band(SUCCESS)
         if not band.steps:
             continue
+        exact = study.reference(arm)
+        reference = exact.band(SUCCESS).thinned(POINTS_OF_SMALL) if exact else Band()
+        grey = [Grey("the exact arm", tuple(map(float, reference.steps)), reference.low, reference.high)]
         line = _line(i, arm, band, POINTS_OF_SMALL)
         end = f"ends at {written(band.middle[-1])}"
         drawn.append(

@@ -15,7 +15,7 @@ from vexact.report.by_step import K3, success_at_end
 from vexact.report.curve import spread
 from vexact.report.figure import SHAPES, Axis, Mark, Panel, Points, Rule
 from vexact.report.number import written
-from vexact.report.study import ARM, Arm, Study
+from vexact.report.study import ARM, Arm, Group, Study
 
 SIDE = "mismatch.side"
 SHARED = "both-shared"
@@ -24,21 +24,27 @@ COLLAPSE, PEAK = "collapse_step", "peak_trainer"  # endpoints: a step, none wher
 
 
 def panels(study: Study) -> tuple[list[Panel], str]:
-    """The charts, and what is missing where there is none."""
-    reached = {i: _k3(arm) for i, arm in enumerate(study.arms) if arm.role == ARM}
+    """The charts, those of one exact arm together, and what is missing where there is none."""
+    drawn = [panel for number, group in enumerate(study.groups, 1) for panel in _group(study, group, number)]
+    return drawn, "" if drawn else "it needs two arms or more with held-out success and a K3 above zero"
+
+
+def _group(study: Study, group: Group, number: int) -> list[Panel]:
+    reached = {i: _k3(study.arms[i]) for i in group.arms if study.arms[i].role == ARM}
     doses = {i: _dose(i, study, reached) for i in reached if _success(study.arms[i])}
     doses = {i: dose for i, dose in doses.items() if dose > 0}
     if len(doses) < 2:
-        return [], "it needs two arms or more with held-out success and a K3 above zero"
-    by_end = _panel(
-        study, doses, "dose", "Success against K3", "success at the end", {i: _success(study.arms[i]) for i in doses}
-    )
+        return []
+    more = "" if number == 1 else f"-{number}"
+    title = study.titled("Success against K3", group)
+    ends = {i: _success(study.arms[i]) for i in doses}
+    drawn = [_panel(study, group.exact, doses, "dose" + more, title, "success at the end", ends)]
     collapses = {i: steps for i in doses if (steps := [s for s in collapse(study.arms[i]) if not math.isnan(s)])}
-    drawn = [by_end]
     if any(math.isfinite(step) for steps in collapses.values() for step in steps):
         doses = {i: dose for i, dose in doses.items() if i in collapses}
-        drawn.append(_panel(study, doses, "dose-collapse", "Collapse against K3", "step of collapse", collapses))
-    return drawn, ""
+        title = study.titled("Collapse against K3", group)
+        drawn.append(_panel(study, None, doses, "dose-collapse" + more, title, "step of collapse", collapses))
+    return drawn
 
 
 def collapse(arm: Arm) -> list[float]:
@@ -57,7 +63,11 @@ def reached_steps(arm: Arm, name: str, needs: str) -> list[float]:
     ]
 
 
-def _panel(study: Study, doses: Mapping[int, float], id: str, title: str, label: str, values: Any) -> Panel:
+def _panel(
+    study: Study, exact: Arm | None, doses: Mapping[int, float], id: str, title: str, label: str, values: Any
+) -> Panel:
+    """exact: whose success is drawn beside the others', where it is success that is drawn."""
+    by_step = label == "step of collapse"
     marks: list[Mark] = []
     told = []
     for i, dose in sorted(doses.items(), key=lambda pair: pair[1]):
@@ -70,13 +80,12 @@ def _panel(study: Study, doses: Mapping[int, float], id: str, title: str, label:
         least, most = ((low,), (high,)) if low < high else ((), ())
         marks.append(Points(i, arm.label, (dose,), (middle,), least, most, shape, shared, tips=(tip,)))
         told.append(tip)
-    exact = study.exact
-    if exact is not None and id == "dose" and _success(exact):
+    if exact is not None and _success(exact):
         marks.append(Rule("the exact arm's median", y=spread(_success(exact))[1]))
     note = "Filled: mismatch between the sides. Hollow squares: both sides under the same noise, at the K3 of the arm "
     note += "with the same settings otherwise. "
-    note += "Bars: range of seeds. Dashed: the exact arm." if id == "dose" else "Top lane: no collapse."
-    y = Axis(label, low=0.0, high=1.0) if id == "dose" else Axis(label, low=0.0, never="never")
+    note += "Top lane: no collapse." if by_step else "Bars: range of seeds. Dashed: the exact arm."
+    y = Axis(label, low=0.0, never="never") if by_step else Axis(label, low=0.0, high=1.0)
     return Panel(id, title, f"{title}. {'; '.join(told)}.", Axis("K3 reached, median of steps", log=True), y,
                  tuple(marks), note)  # fmt: skip
 

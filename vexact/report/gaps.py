@@ -10,28 +10,37 @@ from vexact.report.curve import spread
 from vexact.report.dose import OFF, collapse, reached_steps
 from vexact.report.figure import SHAPES, Axis, Grey, Mark, Panel, Points, Rule
 from vexact.report.number import written
-from vexact.report.study import NULL, Arm, Study
+from vexact.report.study import NULL, Arm, Group, Study
 
 REMEDY = "loss.remedy."  # before the keys of what mends
 BELOW, LEAST = "ess_below_half", "ess_min"  # endpoints
 HALF = 0.5  # of ESS, from which on a batch is thought too old
 
 
-def gap_panel(study: Study) -> tuple[Panel | None, str]:
-    """A row an arm, the farthest below at the top; null arms last. None where there is no exact arm with success.
+def gap_panels(study: Study) -> tuple[list[Panel], str]:
+    """A chart for each exact arm, and what is missing where there is none."""
+    drawn = [panel for number, group in enumerate(study.groups, 1) if (panel := _gap_panel(study, group, number))]
+    if drawn:
+        return drawn, ""
+    known = any(group.exact and success_at_end(group.exact) for group in study.groups)
+    return [], "it needs an arm beside the exact one" if known else "it needs an exact arm with held-out success"
+
+
+def _gap_panel(study: Study, group: Group, number: int) -> Panel | None:
+    """A row an arm, the farthest below at the top; null arms last. None where there is nothing to compare.
 
     As the rules of claims have it, a gap is between means over seeds, and the null band reaches from the smallest to
     the greatest gap of a null arm, 0 among them.
     """
-    exact = study.exact
+    exact = group.exact
     ends = success_at_end(exact) if exact else []
     if exact is None or not ends:
-        return None, "it needs an exact arm with held-out success"
+        return None
     reference = mean(ends)
-    gaps = {i: [end - reference for end in success_at_end(arm)] for i, arm in enumerate(study.arms) if arm is not exact}
+    gaps = {i: [end - reference for end in success_at_end(study.arms[i])] for i in group.arms}
     gaps = {i: values for i, values in gaps.items() if values}
     if not gaps:
-        return None, "it needs an arm beside the exact one"
+        return None
     rows = sorted(gaps, key=lambda i: (study.arms[i].role == NULL, mean(gaps[i])))
     nulls = [mean(gaps[i]) for i in rows if study.arms[i].role == NULL]
     low, high = min([0.0, *nulls]), max([0.0, *nulls])
@@ -41,27 +50,23 @@ def gap_panel(study: Study) -> tuple[Panel | None, str]:
     told = []
     for row, i in enumerate(rows):
         arm, middle, (least, _, most) = study.arms[i], mean(gaps[i]), spread(gaps[i])
-        shape = SHAPES[3] if mended(arm, exact) else SHAPES[0]
         null = arm.role == NULL
-        where = (
-            ""
-            if not nulls or null
-            else ", inside the null band"
-            if low <= middle <= high
-            else ", outside the null band"
-        )
+        inside = "inside" if low <= middle <= high else "outside"
+        where = "" if null or not nulls else f", {inside} the null band"
         told.append(f"{arm.label}: {written(middle)} ({written(least)} to {written(most)}){where}")
+        shape = SHAPES[3] if mended(arm, exact) else SHAPES[0]
         marks.append(
             Points(-1 if null else i, arm.label, (middle,), (float(row),), (least,), (most,), shape, across=True,
                    hollow=null, tips=(told[-1],))
         )  # fmt: skip
-    note = f"Held-out success at the end less the exact arm's, {written(reference)}, means over seeds. "
+    note = f"Held-out success at the end less that of {exact.label}, {written(reference)}, means over seeds. "
     note += "Bars: range of seeds. Diamonds: arms with a remedy. "
     note += "Hollow, and grey band: null arms." if nulls else "There are no null arms to compare with."
-    panel = Panel("gaps", "Gap to the exact arm", "Gap in held-out success to the exact arm. " + "; ".join(told) + ".",
-                  Axis("success − exact"), Axis("", categories=tuple(study.arms[i].label for i in rows)),
-                  tuple(marks), note)  # fmt: skip
-    return panel, ""
+    return Panel(
+        "gaps" if number == 1 else f"gaps-{number}", study.titled("Gap to the exact arm", group),
+        f"Gap in held-out success to {exact.label}. " + "; ".join(told) + ".",
+        Axis("success − exact"), Axis("", categories=tuple(study.arms[i].label for i in rows)), tuple(marks), note,
+    )  # fmt: skip
 
 
 def mended(arm: Arm, exact: Arm) -> bool:

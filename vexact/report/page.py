@@ -73,14 +73,14 @@ def sections(study: Study, findings: Findings) -> list[Section]:
     drawn, absent = by_step.panels(study)
     gradient, _ = by_step.panels(study, by_step.GRADIENT)
     doses, no_dose = dose.panels(study)
-    gap, no_gap = gaps.gap_panel(study)
+    gap, no_gap = gaps.gap_panels(study)
     ess, no_ess = gaps.ess_panel(study)
     deltas = delta_charts.panels(study, findings.deltas)
     no_delta = INSTALL if not readable() else "no run has kept rollouts that the trainer compared"
     left_out = f"No run has measured: {', '.join(absent)}." if drawn else "No run has left metrics yet."
     effects = [
         (doses, f"Dose and response: {no_dose}."),
-        ([gap] if gap else [], f"Gap to the exact arm: {no_gap}."),
+        (gap, f"Gap to the exact arm: {no_gap}."),
         ([ess] if ess else [], f"ESS against collapse: {no_ess}."),
     ]
     several = by_step.small_multiples(study)

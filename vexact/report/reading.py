@@ -14,6 +14,7 @@ import gzip
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def read_sources(paths: Sequence[Path]) -> Study:
     return Study(
         title=" · ".join(study.title for study in studies),
         question=" ".join(study.question for study in studies if study.question),
-        arms=tuple(_distinct(arm for study in studies for arm in study.arms)),
+        arms=tuple(_distinct([study.arms for study in studies])),
         claims=tuple(claim for study in studies for claim in study.claims),
         notes=tuple(note for study in studies for note in study.notes),
         distributions={name: value for study in studies for name, value in study.distributions.items()},
@@ -115,6 +116,7 @@ def _arm(folder: Path, row: Mapping[str, Any], endpoints: Any, curves: Any, note
         {**kept, **settings},
         tuple(runs),
         ends,
+        str(row.get("beside") or ""),
     )
 
 
@@ -139,16 +141,22 @@ def _plain(paths: Sequence[Path]) -> Study:
         arms.append(Arm(path.resolve().name, ARM, path.resolve().name, settings, (run,)))
     names = [arm.name for arm in arms]
     title = names[0] if len(names) == 1 else f"{len(names)} runs"
-    return Study(title, "", tuple(_distinct(arms)), notes=tuple(notes))
+    return Study(title, "", tuple(_distinct([arms])), notes=tuple(notes))
 
 
-def _distinct(arms: Iterable[Arm]) -> Iterator[Arm]:
-    """Arms of one name get a number behind it."""
+def _distinct(studies: Iterable[Sequence[Arm]]) -> Iterator[Arm]:
+    """The arms of all: those of one name get a number behind it, and stay beside the exact arm of their own study."""
     seen: dict[str, int] = {}
-    for arm in arms:
-        count = seen[arm.name] = seen.get(arm.name, 0) + 1
-        extra = "" if count == 1 else f" ({count})"
-        yield Arm(arm.name + extra, arm.role, arm.label + extra, arm.settings, arm.runs, arm.endpoints)
+    for arms in studies:
+        numbered = []
+        for arm in arms:
+            count = seen[arm.name] = seen.get(arm.name, 0) + 1
+            numbered.append((arm, "" if count == 1 else f" ({count})"))
+        exact = {arm.name: arm.name + extra for arm, extra in numbered if arm.role == EXACT}
+        first = next(iter(exact.values()), "")
+        for arm, extra in numbered:
+            beside = exact.get(arm.beside, first)
+            yield replace(arm, name=arm.name + extra, label=arm.label + extra, beside=beside)
 
 
 def read_curves(folder: Path, notes: list[str]) -> dict[str, Curve]:

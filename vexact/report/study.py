@@ -29,7 +29,8 @@ class SeedRun:
 
 @dataclass(frozen=True)
 class Arm:
-    """settings: what sets it apart, by dotted key of a recipe. endpoints: a value a run, by name."""
+    """settings: what sets it apart, by dotted key of a recipe. endpoints: a value a run, by name. beside: the exact arm
+    that it is compared with, by default the study's first."""
 
     name: str
     role: str
@@ -37,6 +38,7 @@ class Arm:
     settings: Mapping[str, Any]
     runs: tuple[SeedRun, ...]
     endpoints: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    beside: str = ""
 
     def curves(self, names: Sequence[str]) -> list[Curve]:
         """Of each run that has one of these metrics."""
@@ -56,6 +58,14 @@ class Claim:
     rule: str
     verdict: str
     numbers: Any
+
+
+@dataclass(frozen=True)
+class Group:
+    """Arms that are compared with one exact arm, by their place in the study, itself not among them."""
+
+    exact: Arm | None
+    arms: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -79,4 +89,23 @@ class Study:
 
     @property
     def exact(self) -> Arm | None:
+        """The first: what arms stand beside that say nothing else."""
         return next(iter(self.of(EXACT)), None)
+
+    def reference(self, arm: Arm) -> Arm | None:
+        """The exact arm that an arm is compared with; an exact one stands for itself."""
+        if arm.role == EXACT:
+            return arm
+        return next((each for each in self.of(EXACT) if each.name == arm.beside), self.exact)
+
+    @property
+    def groups(self) -> list[Group]:
+        """An exact arm each, and the places of the arms beside it; one without an exact arm where there is none."""
+        exact: list[Arm | None] = [*self.of(EXACT)] or [None]
+        beside = [(i, self.reference(arm)) for i, arm in enumerate(self.arms) if arm.role != EXACT]
+        found = [Group(each, tuple(i for i, reference in beside if reference is each)) for each in exact]
+        return [group for group in found if group.arms] or found[:1]
+
+    def titled(self, words: str, group: Group) -> str:
+        """What a chart of one group is called: of several groups each names its exact arm."""
+        return words if group.exact is None or len(self.groups) == 1 else f"{words}: {group.exact.label}"
