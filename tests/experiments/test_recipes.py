@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,18 @@ import yaml
 
 from vexact.experiments import StudyError, load_study
 from vexact.experiments.recipes import Job, digest_of, kept_keys, plan
-from vexact.recipe import CheckpointSection, MismatchSection, ModelSection, Recipe, RunSection, SyncSection
+from vexact.model.checkpoint import save_folder
+from vexact.model.tiny import named_config, tiny_weights
+from vexact.recipe import (
+    CheckpointSection,
+    MismatchSection,
+    ModelSection,
+    Recipe,
+    RewardSection,
+    RunSection,
+    SyncSection,
+    TaskSection,
+)
 from vexact_kernels import Kernels, load
 
 TINY = Recipe(model=ModelSection("tiny-modsum"))
@@ -50,6 +62,29 @@ def test_a_digest_names_the_bits_of_a_run_and_nothing_else(kernels: Kernels) -> 
     assert len(name) == 16
     # What can be read off a run is part of its name: its bits are not changed by it.
     assert digest_of(replace(TINY, run=RunSection(diagnose=5)), kernels) != name
+
+
+def test_what_is_in_the_files_that_a_recipe_names_is_part_of_the_name(kernels: Kernels, tmp_path: Path) -> None:
+    model, rows, reward = tmp_path / "model", tmp_path / "rows.jsonl", tmp_path / "reward.py"
+    config = named_config("tiny-modsum")
+    assert config is not None
+    save_folder(model, config, tiny_weights(config))
+    rows.write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    reward.write_text("def score(completions): return [1.0] * len(completions)\n")
+    options = {"path": str(rows)}
+    task = TaskSection(name="file", options=options, reward=RewardSection(function=f"{reward}:score"))
+    recipe = replace(TINY, model=ModelSection(str(model)), task=task)
+    names = {digest_of(recipe, kernels)}
+    assert {digest_of(recipe, kernels)} == names and digest_of(TINY, kernels) not in names
+    weights = tiny_weights(config)
+    weights["model.embed_tokens.weight"][3] += 1.0
+    shutil.rmtree(model)
+    save_folder(model, config, weights)
+    names.add(digest_of(recipe, kernels))
+    rows.write_text('{"prompt": "1+1=", "answer": "3"}\n')
+    names.add(digest_of(recipe, kernels))
+    reward.write_text("def score(completions): return [0.0] * len(completions)\n")
+    assert len(names | {digest_of(recipe, kernels)}) == 4
 
 
 def test_how_a_run_is_computed_names_it_where_a_cause_goes_by_it(kernels: Kernels) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +119,32 @@ def _run_job(
 
 def digest_of(recipe: Recipe, kernels: Kernels, start: str = "") -> str:
     """Sixteen hexadecimal digits over all that a run's bits follow from: every key of the recipe that is not at its
-    default, but for those that change no bit; the arithmetic's digest; the start's; this package's version.
+    default, but for those that change no bit; what is in the files that it names; the arithmetic's digest; the start's;
+    this package's version. A change of this package's own source within a version is not seen.
     """
-    content = [kept_keys(recipe), arithmetic_digest(kernels, dtype_of(recipe)), start, __version__]
+    content: list[Any] = [kept_keys(recipe), arithmetic_digest(kernels, dtype_of(recipe)), start, __version__]
+    files = [_sha256(path, path.stat().st_mtime_ns) for path in files_of(recipe)]
+    content += [files] if files else []
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def files_of(recipe: Recipe) -> list[Path]:
+    """What a run reads beside its recipe: the model's folder, a task's rows, a reward function's source."""
+    folder = Path(recipe.model.path)
+    weights = [] if named_config(recipe.model.path) else sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")])
+    source, _, _ = recipe.task.reward.function.rpartition(":")
+    named = [Path(str(recipe.task.options.get("path", ""))), Path(source if source.endswith(".py") else "")]
+    return [*weights, *(path for path in named if path.is_file())]
+
+
+@lru_cache(maxsize=256)
+def _sha256(path: Path, changed: int) -> str:
+    """changed: when it last was, in ns, so that a file is read once."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(1 << 24):
+            found.update(part)
+    return found.hexdigest()
 
 
 def kept_keys(recipe: Recipe) -> dict[str, Any]:
