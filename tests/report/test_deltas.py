@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,10 @@ import pytest
 
 from made_studies import MadeArm, write_rollouts, write_study
 from vexact.report import ReportError
+from vexact.report.delta_charts import panels
 from vexact.report.deltas import EDGES, PROBABILITIES, Deltas, deltas_of, read_deltas, read_table, rows
 from vexact.report.reading import read_sources
+from vexact.report.study import Study
 
 
 def test_counts_are_those_of_hand() -> None:
@@ -45,6 +48,8 @@ def test_a_summary_survives_json() -> None:
     q = -np.arange(1.0, 50.0)
     found = Deltas.of(q, q + 1e-3, np.zeros(49, bool))
     assert read_deltas(json.loads(json.dumps({"a": found.document()}))) == {"a": found}
+    older = {name: value for name, value in found.document().items() if name not in ("runs", "steps")}
+    assert read_deltas({"a": older}) == {"a": found}
     with pytest.raises(ReportError, match=r"deltas\.json\.gz: not what vexact report --keep writes"):
         read_deltas({"a": {"tokens": 1}})
 
@@ -54,9 +59,13 @@ def test_runs_of_an_arm_are_added_up(tmp_path: Path) -> None:
     exact, noisy = read_sources([folder]).arms
     found = deltas_of(exact)
     assert found is not None and found.equal == found.tokens == 16 * 30
+    assert (found.runs, found.steps) == (1, (0,))  # the second seed kept none
+    assert "kept: step 0, of 1 run an arm." in panels(Study("t", "", (exact,)), {"exact": found})[0].note
     write_rollouts(noisy.runs[1].folder or tmp_path, 1e-2, 7)
     both = deltas_of(noisy)
-    assert both is not None and both.tokens == 2 * 16 * 30 and 0 < both.mean < 1
+    assert both is not None and both.tokens == 2 * 16 * 30 and 0 < both.mean < 1 and both.runs == 2
+    charts = panels(Study("t", "", (exact, noisy)), {"exact": found, "noisy": replace(both, steps=(0, 50, 199))})
+    assert "kept: steps 0, 50, 199, of 1 to 2 runs an arm." in charts[0].note
 
 
 def test_the_exact_columns_come_before_the_trainers(tmp_path: Path) -> None:

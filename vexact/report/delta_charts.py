@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from vexact.report.deltas import PROBABILITIES, Deltas, middles
 from vexact.report.figure import Axis, Line, Mark, Panel, Points
@@ -19,6 +19,7 @@ def panels(study: Study, deltas: Mapping[str, Deltas]) -> list[Panel]:
     if not known:
         return []
     stale = " Where the sampler's weights were older, staleness is in it." if any(d.stale for *_, d in known) else ""
+    stale += _kept([each for *_, each in known])
     told = "; ".join(f"{label}: {_told(each)}" for _, label, each in known[:12])
     histogram: list[Mark] = []
     by_probability: list[Mark] = []
@@ -47,6 +48,17 @@ def panels(study: Study, deltas: Mapping[str, Deltas]) -> list[Panel]:
             )
         )  # fmt: skip
     return drawn
+
+
+def _kept(known: Sequence[Deltas]) -> str:
+    """Which rollouts it is: at the end of a run that collapsed nothing is as it was at its start."""
+    steps, runs = sorted({step for each in known for step in each.steps}), {each.runs for each in known}
+    if not steps:
+        return ""
+    some = ", ".join(map(str, steps[:6])) + (f" … {steps[-1]}" if len(steps) > 6 else "")
+    some = f"step{'s' if len(steps) > 1 else ''} {some}"
+    many = " to ".join(map(str, sorted({min(runs), max(runs)})))
+    return f" Of the rollouts that were kept: {some}, of {many} run{'' if runs == {1} else 's'} an arm."
 
 
 def _histogram(i: int, label: str, each: Deltas) -> Line:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,8 @@ INSTALL = "pyarrow is not installed: pip install 'vexact[data]'"
 @dataclass(frozen=True)
 class Deltas:
     """Of an arm's tokens. equal: the same in every bit. counts: of |Δ| by EDGES, without the equal ones. near: a bin of
-    PROBABILITIES each, (tokens, mean |Δ|). quantiles: of |Δ|, by QUANTILES."""
+    PROBABILITIES each, (tokens, mean |Δ|). quantiles: of |Δ|, by QUANTILES. runs: that kept rollouts; steps: of which,
+    none where nobody wrote it down."""
 
     tokens: int
     equal: int
@@ -44,6 +45,8 @@ class Deltas:
     counts: tuple[int, ...]
     near: tuple[tuple[int, float], ...]
     stale: bool = False
+    runs: int = 0
+    steps: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, sampler: Floats, trainer: Floats, same: NDArray[np.bool_], stale: bool = False) -> Deltas:
@@ -76,17 +79,20 @@ class Deltas:
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Deltas:
         """Raises KeyError, TypeError or ValueError for what `document` did not make."""
-        given = {name: document[name] for name in cls.__dataclass_fields__}
-        lists = {name: tuple(given[name]) for name in ("quantiles", "counts")}
+        later = {"runs": 0, "steps": ()}  # fields that files of older versions do not have
+        given = {name: document[name] for name in cls.__dataclass_fields__ if name not in later or name in document}
+        lists = {name: tuple(given.get(name, ())) for name in ("quantiles", "counts", "steps")}
         return cls(**{**given, **lists, "near": tuple((int(n), float(mean)) for n, mean in given["near"])})
 
 
 def deltas_of(arm: Arm) -> Deltas | None:
     """Of all runs of an arm that have kept rollouts; None where none has, or nothing was compared."""
     sides: list[list[Floats]] = [[], []]
-    same, stale = [], False
+    same, stale, runs, steps = [], False, set(), set()
     for run in arm.runs:
         for table in tables(run.folder) if run.folder else ():
+            runs.add(run.seed)
+            steps.update(table["step"])
             older = any(version < step for version, step in zip(table["version"], table["step"], strict=True))
             old = older and EXACT_COLUMNS[0] not in table
             for sampler, trainer, sampler_bits, trainer_bits in rows(table):
@@ -96,7 +102,8 @@ def deltas_of(arm: Arm) -> Deltas | None:
                 stale = stale or old
     if not same:
         return None
-    return Deltas.of(np.concatenate(sides[0]), np.concatenate(sides[1]), np.concatenate(same), stale)
+    found = Deltas.of(np.concatenate(sides[0]), np.concatenate(sides[1]), np.concatenate(same), stale)
+    return replace(found, runs=len(runs), steps=tuple(sorted(steps)))
 
 
 def tables(folder: Path) -> Iterator[dict[str, list[Any]]]:
