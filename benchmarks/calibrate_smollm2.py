@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from timing import environment
-from vexact.commands.sampled import SampledPair, of_dump, rescored
+from vexact.commands.sampled import SampledPair, at_temperatures, of_dump, rescored
 from vexact.model.policy import Policy
 from vexact.model.rollout import Rollout
 from vexact.rollout.request import Request
@@ -62,7 +62,7 @@ class Measured:
 
 def measured(name: str, dump: Dump, policy: Policy) -> Measured:
     if name == VLLM:
-        return Measured(of_dump(dump, policy, MODEL.name, 1.0, AT_ONCE))
+        return Measured(of_dump(at_temperatures(dump, 1.0), policy, MODEL.name, AT_ONCE))
     rows = list(dump.rows.values())[::EVERY]
     stop = frozenset(policy.config.eos_token_ids)
     requests = [Request(i, row.prompt or (), 1, 1.0, 0, TOKENS, stop) for i, row in enumerate(rows)]

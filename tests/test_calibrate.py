@@ -15,6 +15,7 @@ from vexact import cli
 from vexact.model.policy import Policy
 from vexact.model.tokenizer import load_tokenizer
 from vexact.rollout.request import Request
+from vexact.rollout.sampler import Sampler
 from vexact.verification.control import huggingface, logits_alone, logits_batched
 from vexact.verification.padded import sample_padded
 from vexact_kernels import load
@@ -85,6 +86,68 @@ def test_a_dump_is_read_back_and_scored_again_as_it_was(calibrate: Callable[...,
     assert measures(calibrate(path, "--model", "tiny"))["tokens"] == measures(first)["tokens"] - 1
     other = calibrate(path, "--model", "tiny", "--dtype", "bfloat16")
     assert measures(other)["k3"] > 1.1 * measures(first)["k3"]  # another exact side is seen
+
+
+def test_a_dump_is_scored_at_its_own_temperature(calibrate: Callable[..., Found], tmp_path: Path) -> None:
+    path = tmp_path / "half.jsonl"
+    first = calibrate("--model", "tiny", "--mismatch", "preset=fp16", "--temperature", "0.5", "--dump", str(path), *FEW)
+    assert calibrate(str(path), "--model", "tiny")["distribution"] == first["distribution"]
+    assert calibrate(str(path), "--model", "tiny", "--temperature", "0.5")["distribution"] == first["distribution"]
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    silent = [{key: value for key, value in each.items() if key != "temperature"} for each in records]
+    path.write_text("\n".join(map(json.dumps, silent)))
+    assert calibrate(str(path), "--model", "tiny", "--temperature", "0.5")["distribution"] == first["distribution"]
+    assert (
+        measures(calibrate(str(path), "--model", "tiny"))["k3"] > 100 * measures(first)["k3"]
+    )  # at 1, of which it is not
+    path.write_text("\n".join(map(json.dumps, [*silent[:3], *records[3:]])))  # the flag is for the first three alone
+    assert calibrate(str(path), "--model", "tiny", "--temperature", "0.5")["distribution"] == first["distribution"]
+
+
+def test_rollouts_of_one_dump_are_scored_at_several_temperatures(
+    calibrate: Callable[..., Found], tmp_path: Path
+) -> None:
+    """As a run's parquet holds them, beside the bits that score them equal."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    requests = [Request(i, [5 + i, 6], temperature=t, max_tokens=20) for i, t in enumerate((0.5, 1.0, 1.7, 0.0))]
+    rollouts = Sampler(Policy.load("tiny", load("cpu"), torch.float32)).run(requests)
+    columns = {
+        "step": [0] * 4,
+        "request": [rollout.request for rollout in rollouts],
+        "sample": [0] * 4,
+        "prompt_ids": [list(rollout.prompt) for rollout in rollouts],
+        "completion_ids": [list(rollout.completion) for rollout in rollouts],
+        "sampler_logprobs": pa.array([rollout.logprobs.numpy() for rollout in rollouts], pa.list_(pa.float32())),
+        "temperature": [rollout.temperature for rollout in rollouts],
+    }
+    path, narrow = tmp_path / "step-000000.parquet", tmp_path / "narrow.parquet"
+    pyarrow.parquet.write_table(pa.table(columns), path)
+    found = measures(calibrate(str(path), "--model", "tiny"))
+    assert found["tokens"] == 80 and found["differing"] == 0
+    only = {name: values[:1] for name, values in columns.items()} | {"temperature": pa.array([0.7], pa.float32())}
+    pyarrow.parquet.write_table(pa.table(only), narrow)
+    calibrate(str(narrow), "--model", "tiny", "--temperature", "0.7")  # one float32: no contradiction
+
+
+@pytest.mark.parametrize("recorded, flags, words", [
+    (0.5, ("--temperature", "1"), "--temperature is 1.0, and {} says 0.5 of rollout 0: leave out the flag"),
+    (None, ("--temperature", "-1"), "--temperature is -1.0, must be 0 or a normal float32 number"),
+    (None, ("--temperature", "1e300"), "--temperature is 1e+300, must be 0 or a normal float32 number"),
+    (-0.5, (), "{}: rollout 0: temperature is -0.5, must be 0 or a normal float32 number"),
+    (float("nan"), (), "{}: rollout 0: temperature is nan, must be 0 or a normal float32 number"),
+    ("hot", (), "{} line 1: temperature is 'hot', not a number"),
+])  # fmt: skip
+def test_a_temperature_that_contradicts_the_dump_or_is_none_is_refused(
+    recorded: Any, flags: tuple[str, ...], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "d.jsonl"
+    row = {"prompt_ids": [1], "completion_ids": [5], "logprobs": [-1.0], "temperature": recorded}
+    path.write_text(json.dumps(row))
+    assert cli.main(["calibrate", str(path), "--model", "tiny", *flags]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err == f"vexact: {words.format(path)}\n"
 
 
 def test_transformers_samples_by_seed_and_its_dtype_is_seen(calibrate: Callable[..., Found], tmp_path: Path) -> None:

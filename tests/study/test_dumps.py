@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from vexact.errors import BadInput
-from vexact.study.dumps import read_pair
+from vexact.study.dumps import read_column, read_pair
 
 PROMPTS = [[5, 6], [7]]
 TOKENS = [[11, 12, 13], [14, 15]]
@@ -125,6 +125,27 @@ def test_a_batch_that_holds_both_sides_needs_no_second_file(
     paired = read_pair(lines(tmp_path / "batch.jsonl", made()))
     assert [name.rpartition(" ")[2] for name in paired.names] == [f"({column})" for column in columns]
     assert [(a.tolist(), b.tolist()) for a, b in paired.pairs] == list(zip(LOGPROBS, FOUND, strict=True))
+
+
+@pytest.mark.parametrize(
+    "made", [vllm, completions, chat, sglang, trl, trl_trainer, verl, generated, lambda: rollouts(LOGPROBS)]
+)
+def test_a_temperature_is_read_from_every_shape(made: Callable[[], list[Any]], tmp_path: Path) -> None:
+    def read(records: list[Any]) -> list[float | None]:
+        return [row.temperature for row in read_column(lines(tmp_path / "a.jsonl", records)).rows.values()]
+
+    def tempered(record: Any, value: Any) -> Any:
+        if "rollouts" in record:
+            return {**record, "rollouts": [tempered(each, value) for each in record["rollouts"]]}
+        if "response" in record:
+            return {**record, "response": {"body": {**record["response"]["body"], "temperature": value}}}
+        return {**record, "temperature": value}
+
+    records = made()
+    assert read(records) == [None, None]
+    assert read([tempered(each, 0.5) for each in records]) == [0.5, 0.5]
+    if made in (trl, trl_trainer, verl):
+        assert read([tempered(records[0], [0.5, 0.75])]) == [0.5, 0.75]
 
 
 def test_tensors_of_a_batch_read_as_its_lists_do(tmp_path: Path) -> None:

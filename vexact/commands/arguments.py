@@ -81,7 +81,7 @@ class Calibrate(Computing):
     max_tokens: int | None = None
     """Most tokens of a completion, by default the recipe's, or 64."""
     temperature: float | None = None
-    """By default the recipe's, or 1."""
+    """To sample at, by default the recipe's, or 1. Of A: of its rollouts that record none."""
     seed: int | None = None
     """By default the recipe's, or 0."""
     dump: Path | None = None

@@ -92,15 +92,12 @@ def _check_sampling(args: Calibrate) -> None:
 
 
 def scored(args: Calibrate, file: str, model: str) -> Paired:
-    """The tokens of a file, scored by the exact engine."""
-    from vexact.commands.sampled import of_dump
+    """The tokens of a file, each rollout's scored by the exact engine at its own temperature."""
+    from vexact.commands.sampled import at_temperatures, of_dump
     from vexact.model.policy import TOKENS_AT_ONCE
 
-    temperature = 1.0 if args.temperature is None else args.temperature
-    if not 0.0 < temperature < math.inf:
-        raise BadInput(f"--temperature is {temperature}, must be a positive number")
-    dump = read_column(file)
-    return of_dump(dump, load(model, args.kernels(), args.dtype), model, temperature, TOKENS_AT_ONCE)
+    dump = at_temperatures(read_column(file), args.temperature)
+    return of_dump(dump, load(model, args.kernels(), args.dtype), model, TOKENS_AT_ONCE)
 
 
 def sample(args: Calibrate, model: str) -> SampledPair:

@@ -7,12 +7,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vexact.arithmetic import expm1, mean, variance
 from vexact.commands.model import check_ids, name_of
 from vexact.errors import BadInput
+from vexact.model.draws import is_temperature
 from vexact.model.policy import Policy, Scored
 from vexact.model.rollout import Rollout
 from vexact.recipe import Recipe
@@ -30,6 +32,7 @@ from vexact.verify import described
 
 Rounds = Iterator[list[Request]]
 Sampling = Callable[[Sequence[Request]], Sequence[Rollout]]
+MUST_BE = "must be 0 or a normal float32 number"  # a temperature
 
 
 @dataclass(frozen=True)
@@ -140,8 +143,27 @@ def of_transformers(
     return SampledPair(names, tuple(rollouts), tuple(scored))
 
 
-def of_dump(dump: Dump, policy: Policy, model: str, temperature: float, tokens_at_once: int) -> Paired:
-    """What a dump recorded beside what the policy finds for the same tokens, after the same prompts.
+def at_temperatures(dump: Dump, given: float | None = None) -> Dump:
+    """The dump, its rollouts that name no temperature at the given one.
+
+    given: by the flag --temperature. Raises BadInput where a rollout has another one, or one that nothing is scored at.
+    """
+    if given is not None and not is_temperature(given):
+        raise BadInput(f"--temperature is {given}, {MUST_BE}")
+    rows = {}
+    for key, row in dump.rows.items():
+        own = given if row.temperature is None else row.temperature
+        if own is not None and not is_temperature(own):
+            raise BadInput(f"{dump.name}: rollout {key}: temperature is {own}, {MUST_BE}")
+        if own is not None and given is not None and np.float32(own) != np.float32(given):
+            raise BadInput(f"--temperature is {given}, and {dump.name} says {own} of rollout {key}: leave out the flag")
+        rows[key] = replace(row, temperature=own)
+    return replace(dump, rows=rows)
+
+
+def of_dump(dump: Dump, policy: Policy, model: str, tokens_at_once: int) -> Paired:
+    """What a dump recorded beside what the policy finds for the same tokens, after the same prompts, each at
+    its own temperature; at 1 where it has none.
 
     Raises BadInput where it has no prompts, texts instead of ids, or tokens that the model does not know.
     """
@@ -158,7 +180,7 @@ def of_dump(dump: Dump, policy: Policy, model: str, temperature: float, tokens_a
         check_ids(row.prompt, policy, f"{where}: prompt")
         check_ids(whole, policy, where)
         ids.append(key)
-        sequences.append(Scored(whole, len(row.prompt), temperature))
+        sequences.append(Scored(whole, len(row.prompt), 1.0 if row.temperature is None else row.temperature))
         recorded.append(torch.from_numpy(values))
         lives.append(live)
     scored = policy.logprobs(sequences, tokens_at_once).logprob.cpu().split([len(each) for each in recorded])

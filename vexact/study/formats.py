@@ -18,12 +18,17 @@ Known shapes, each recognised by its fields; lists have one entry a completion t
 In *slant*: the column taken where none is named. A record may hold one rollout or lists of them. A rollout's id is its
 `id`, its `custom_id` or vLLM's `request_id`, for ours step/request/sample; elsewhere its number in the file, as servers
 give random ids. A choice beyond the first has its index behind a slash.
+
+Any shape may also hold `temperature`, as ours do: what logits were divided by before the log-probabilities were taken,
+one number for a record or a list of one a rollout. `vexact calibrate --model` scores each rollout at its own. 0 is
+greedy sampling, whose log-probabilities are those at 1; where a server recorded raw ones, as vLLM does by default, it
+is 1.
 """  # noqa: E501
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vexact.errors import BadInput
@@ -53,6 +58,7 @@ class Row:
     """A rollout. prompt: None where the dump does not say. tokens: ids, or texts where it has no ids.
 
     columns: raw lists by name, None where the dump says that nothing was found. live: 0 where a token is not compared.
+    temperature: that the log-probabilities are at, as it was found; None where the dump does not say.
     """
 
     id: str
@@ -60,6 +66,7 @@ class Row:
     tokens: tuple[int | str, ...]
     columns: Mapping[str, Sequence[Any] | None]
     live: tuple[int, ...] | None = None
+    temperature: float | None = None
 
 
 def rows_of(record: Any, first: int, where: str) -> list[Row]:
@@ -99,6 +106,7 @@ def _plain(record: Record, number: int, where: str) -> Row:
         tokens=tokens,
         columns=columns,
         live=None if mask is None else tuple(int(bool(live)) for live in mask),
+        temperature=_temperature(record, where),
     )
 
 
@@ -108,7 +116,7 @@ def _unpadded(row: Row) -> Row:
         return row
     end = len(row.live) - next((i for i, live in enumerate(reversed(row.live)) if live), len(row.live))
     columns = {name: value if value is None else value[:end] for name, value in row.columns.items()}
-    return Row(row.id, row.prompt, row.tokens[:end], columns, row.live[:end])
+    return replace(row, tokens=row.tokens[:end], columns=columns, live=row.live[:end])
 
 
 def _named(record: Record, number: int) -> str:
@@ -145,7 +153,7 @@ def _vllm(record: Record, number: int, where: str) -> list[Row]:
         given = output.get("logprobs") or []
         values = [_of_mapping(at, token) for at, token in zip(given, tokens, strict=False)]
         prompt = record.get("prompt_token_ids")
-        rows.append(_answer(base, output.get("index", i), prompt, tokens, values, where))
+        rows.append(_answer(record, base, output.get("index", i), prompt, tokens, values, where))
     return rows
 
 
@@ -169,7 +177,7 @@ def _openai(record: Record, number: int, where: str) -> list[Row]:
         ids = choice.get("token_ids")
         tokens = tuple(map(_token, texts)) if ids is None else _ids(ids, where)
         prompt = choice.get("prompt_token_ids", record.get("prompt_token_ids"))
-        rows.append(_answer(base, choice.get("index", i), prompt, tokens, values, where))
+        rows.append(_answer(record, base, choice.get("index", i), prompt, tokens, values, where))
     return rows
 
 
@@ -187,16 +195,31 @@ def _sglang(record: Record, number: int, where: str) -> Row:
     whole = before is not None and len(before) == record["meta_info"].get("prompt_tokens")
     prompt = [each[1] for each in before] if whole and before is not None else None
     base = number if record.get("id") is None else record["id"]
-    return _answer(base, 0, prompt, _ids(tokens, where), values, where)
+    return _answer(record, base, 0, prompt, _ids(tokens, where), values, where)
 
 
 def _answer(
-    base: Any, index: int, prompt: Any, tokens: tuple[int | str, ...], values: Sequence[Any], where: str
+    record: Record,
+    base: Any,
+    index: int,
+    prompt: Any,
+    tokens: tuple[int | str, ...],
+    values: Sequence[Any],
+    where: str,
 ) -> Row:
     if tokens and not values:
         raise BadInput(f"{where}: no log-probabilities; ask the server for logprobs of the sampled tokens")
     name = str(base) if not index else f"{base}/{index}"
-    return Row(name, None if prompt is None else _ids(prompt, where), tokens, {"logprobs": values})
+    ids = None if prompt is None else _ids(prompt, where)
+    return Row(name, ids, tokens, {"logprobs": values}, temperature=_temperature(record, where))
+
+
+def _temperature(record: Record, where: str) -> float | None:
+    """Of any size: what only compares columns has no use for it."""
+    value = record.get("temperature")
+    if value is not None and (not isinstance(value, (int, float)) or isinstance(value, bool)):
+        raise BadInput(f"{where}: temperature is {value!r}, not a number")
+    return value
 
 
 def _unpacked(record: Record, count: int, where: str) -> Iterator[Record]:
