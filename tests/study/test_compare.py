@@ -72,6 +72,64 @@ def test_what_one_file_lacks_makes_it_inconclusive(run: Run, equal: tuple[str, s
     assert code == 3 and "inconclusive: 0 tokens compared, at least 1 needed" in out
 
 
+@pytest.fixture
+def scored_in_part(tmp_path: Path) -> Callable[..., tuple[str, str]]:
+    """Two columns of four rollouts, of which so many were not scored and so many hold no token that counts."""
+
+    def write(unscored: int, empty: int = 0) -> tuple[str, str]:
+        rows = [{"id": i, "completion_ids": [i, 7], "logprobs": [-0.5, -1.5], "trainer_logprobs": [-0.5, -1.5],
+                 "mask": [1, 1]} for i in range(4)]  # fmt: skip
+        for i in range(unscored):
+            rows[i]["trainer_logprobs"] = None
+        for row in rows[4 - empty :]:
+            row["mask"] = [0, 0]
+        path = tmp_path / "part.jsonl"
+        path.write_text("\n".join(map(json.dumps, rows)))
+        return str(path), f"{path}:trainer_logprobs"
+
+    return write
+
+
+@pytest.mark.parametrize("unscored, flags, code", [
+    (0, (), 0),
+    (1, (), 3),
+    (3, ("--max-k3", "1e-3"), 3),
+    (3, ("--max-unscored", "2"), 3),
+    (3, ("--max-unscored", "3"), 0),
+    (2, ("--max-k3", "1e-3", "--max-unscored", "9"), 0),
+    (4, ("--max-unscored", "4"), 3),  # no token is left
+])  # fmt: skip
+def test_what_one_side_did_not_score_makes_it_inconclusive_unless_it_is_allowed(
+    run: Run, scored_in_part: Callable[..., tuple[str, str]], unscored: int, flags: tuple[str, ...], code: int
+) -> None:
+    found, out, err = run("compare", *scored_in_part(unscored), *flags)
+    assert (found, err) == (code, "")
+    said = f"{unscored} rollouts have no log-probabilities on one side"
+    assert out.count(said) == (unscored > 0)
+    allowed = int(flags[-1]) if "--max-unscored" in flags else 0
+    assert (f"inconclusive: {said}, at most {allowed} allowed\n" in out) == (unscored > allowed)
+    assert (f"left out: {said}\n" in out) == (0 < unscored <= allowed)
+
+
+def test_a_token_that_differs_is_outside_whatever_was_not_scored(
+    run: Run, scored_in_part: Callable[..., tuple[str, str]]
+) -> None:
+    path, column = scored_in_part(2)
+    Path(path).write_text(Path(path).read_text().replace('"trainer_logprobs": [-0.5', '"trainer_logprobs": [-0.25'))
+    assert run("compare", path, column)[0] == 1
+
+
+def test_rollouts_without_a_token_to_compare_are_told_and_decide_nothing(
+    run: Run, scored_in_part: Callable[..., tuple[str, str]]
+) -> None:
+    code, out, _ = run("compare", *scored_in_part(0, empty=3))
+    assert code == 0 and "left out: 3 rollouts have no token to compare\n" in out
+    code, out, _ = run("compare", *scored_in_part(0))
+    assert code == 0 and "left out" not in out
+    code, out, _ = run("compare", *scored_in_part(0, empty=4))
+    assert code == 3 and "inconclusive: 0 tokens compared" in out
+
+
 def test_results_are_left_for_other_programs(run: Run, tmp_path: Path) -> None:
     files = tmp_path / "found.json", tmp_path / "found.xml"
     flags = ("--max-abs", "0.1", "--max-k3", "1", "--github", "--json", str(files[0]), "--junitxml", str(files[1]))
@@ -99,6 +157,7 @@ def test_results_are_left_for_other_programs(run: Run, tmp_path: Path) -> None:
     (("compare", SAMPLE, BF16, "--max-abs", "-1"), "--max-abs is -1.0"),
     (("compare", SAMPLE, BF16, "--max-k3", "nan"), "--max-k3 is nan"),
     (("compare", SAMPLE, BF16, "--min-tokens", "0"), "--min-tokens is 0"),
+    (("compare", SAMPLE, BF16, "--max-unscored", "-1"), "--max-unscored is -1"),
     (("compare", SAMPLE, BF16, "--json", "/nowhere/x.json"), "--json: /nowhere is not a folder"),
     (("calibrate", SAMPLE), "which column holds the log-probabilities beside logprobs"),
     (("calibrate", SAMPLE, BF16, "-o", "/nowhere/x.yaml"), "--output: /nowhere is not a folder"),

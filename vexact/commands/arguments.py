@@ -30,6 +30,8 @@ class Compare:
     """Largest K3, in nats a token."""
     min_tokens: int = 1
     """Fewer compared tokens are inconclusive."""
+    max_unscored: int = 0
+    """More rollouts without log-probabilities on one side are inconclusive."""
     json: Path | None = None
     """Write the result as JSON to this file."""
     junitxml: Path | None = None

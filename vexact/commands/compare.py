@@ -41,8 +41,8 @@ def run(args: Compare) -> int:
         print(each.line)
     for reason in result.reasons:
         print(f"inconclusive: {reason}")
-    if result.paired.unscored:
-        print(f"{result.paired.unscored:,} rollouts have no log-probabilities on one side")
+    for said in result.left_out:
+        print(f"left out: {said}")
     if args.json is not None:
         args.json.write_text(json.dumps(result.as_json(), indent=1) + "\n", encoding="utf-8")
     if args.junitxml is not None:
@@ -59,7 +59,9 @@ def _limits(args: Compare) -> Limits:
             raise BadInput(f"{flag} is {value}, must be a number of at least 0")
     if args.min_tokens < 1:
         raise BadInput(f"--min-tokens is {args.min_tokens}, must be at least 1")
-    return Limits(args.max_abs, args.max_k3, args.min_tokens)
+    if args.max_unscored < 0:
+        raise BadInput(f"--max-unscored is {args.max_unscored}, must be at least 0")
+    return Limits(args.max_abs, args.max_k3, args.min_tokens, args.max_unscored)
 
 
 def _shown(value: float) -> str:

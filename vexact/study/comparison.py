@@ -16,11 +16,15 @@ NAMED = 3  # ids that a reason names at most
 
 @dataclass(frozen=True)
 class Limits:
-    """max_abs: of |Δ|, in nats. max_k3: of the mean of r − 1 − Δ. None: no limit; with neither, bits must be equal."""
+    """max_abs: of |Δ|, in nats. max_k3: of the mean of r − 1 − Δ. None: no limit; with neither, bits must be equal.
+
+    min_tokens: fewer compared prove nothing; max_unscored: nor do more rollouts than these that one side did not score.
+    """
 
     max_abs: float | None = None
     max_k3: float | None = None
     min_tokens: int = 1
+    max_unscored: int = 0
 
     @property
     def bits(self) -> bool:
@@ -80,7 +84,26 @@ class Comparison:
             if ids:
                 more = ", …" if len(ids) > NAMED else ""
                 reasons.append(f"{len(ids)} rollouts only in {name}: {', '.join(ids[:NAMED])}{more}")
+        if paired.unscored > self.limits.max_unscored:
+            reasons.append(f"{self._unscored}, at most {self.limits.max_unscored} allowed")
         return tuple(reasons)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What was not compared and is no reason: that one side did not score where it is allowed, and what is empty.
+
+        A mask says on purpose that nothing is to be compared; where it leaves too little, `min_tokens` says so.
+        """
+        said = []
+        if 0 < self.paired.unscored <= self.limits.max_unscored:
+            said.append(self._unscored)
+        if self.paired.empty:
+            said.append(f"{self.paired.empty} rollouts have no token to compare")
+        return tuple(said)
+
+    @property
+    def _unscored(self) -> str:
+        return f"{self.paired.unscored} rollouts have no log-probabilities on one side"
 
     @cached_property
     def failures(self) -> tuple[Judged, ...]:
