@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,7 +15,7 @@ from vexact.model.rollout import Rollout
 from vexact.recipe import MismatchSection, Recipe, RecipeError
 from vexact.rollout.request import Request
 from vexact.rollout.sampler import Sampler
-from vexact.study.dose import sampled_k3
+from vexact.study.dose import kl, log_softmax, sampled_k3
 from vexact.study.mismatch import Mismatch, check_mismatch
 from vexact_kernels import load
 
@@ -101,6 +102,41 @@ def test_a_dose_is_solved_for_and_met_by_what_is_sampled(
     drawn = Sampler(switch.sampler(policy, 0)).run(REQUESTS)
     # 1280 sampled tokens: the estimate of K3 has a relative error of some 5 %, and the prefixes are others.
     assert sampled_k3(drawn, policy, 4096) == pytest.approx(2e-3, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("keys", "below", "skewness"),
+    [({"k3": 5e-3}, (0.49, 0.54), (-0.25, 0.0)), ({"preset": "bad-gpu"}, (0.43, 0.48), (-1.1, -0.55))],
+    ids=["gaussian", "bad-gpu"],
+)
+def test_one_sided_noise_makes_a_skewed_discrepancy_and_no_one_sided_one(
+    policy: Policy,
+    rollouts: list[Rollout],
+    keys: dict[str, Any],
+    below: tuple[float, float],
+    skewness: tuple[float, float],
+) -> None:
+    """Δ of every token of the vocabulary, weighed by the sampler's law, at one K3."""
+    switch = mismatch(**keys)
+    switch.begin(policy, lambda: rollouts, 4096)
+    q, p = (
+        np.concatenate(list(log_softmax(each, [rollout.scored for rollout in rollouts], 4096)))
+        for each in (switch.sampler(policy, 0), policy)
+    )
+    weights, delta = np.exp(q) / len(q), p - q
+    mean = (weights * delta).sum()
+    away = delta - mean
+    assert kl(q, p).mean() == pytest.approx(5e-3, rel=0.01)
+    assert mean == pytest.approx(-kl(q, p).mean(), rel=1e-6)  # with any noise of the sampler
+    assert below[0] < weights[delta < 0].sum() < below[1]
+    assert skewness[0] < (weights * away**3).sum() / (weights * away**2).sum() ** 1.5 < skewness[1]
+
+
+def test_one_sided_noise_of_the_record_makes_a_one_sided_discrepancy(policy: Policy, rollouts: list[Rollout]) -> None:
+    switch = mismatch(site="record", shape="one-sided", sigma=0.1)
+    noted = switch.record(rollouts, 0, policy.ops.kernels)
+    delta = torch.cat([before.logprobs - after.logprobs for before, after in zip(rollouts, noted, strict=True)])
+    assert (delta <= 0).all() and (delta < 0).float().mean() > 0.99
 
 
 @pytest.mark.parametrize("side", ["sampler", "trainer", "both-independent"])
@@ -211,7 +247,7 @@ def test_noise_on_gradients_is_relative_to_each_tensor(policy: Policy) -> None:
         ({"preset": "bf16-dense", "persistence": "weights"}, "persistence = weights does not go with site logits"),
         ({"preset": "weights-0.01", "persistence": "prefix"}, "does not go with site weights; it is weights"),
         ({"preset": "weights-0.01", "shape": "laplace"}, "shape = laplace does not go with site weights"),
-        ({"preset": "bad-gpu", "shape": "laplace"}, "bad-gpu is one-sided"),
+        ({"preset": "bad-gpu", "shape": "laplace"}, "bad-gpu has the shape one-sided"),
         ({"site": "gradients", "side": "trainer", "persistence": "prefix"}, "does not go with site gradients"),
         ({"site": "record", "persistence": "prefix+version"}, "does not go with site record"),
         ({"cause": "split-k", "site": "kv"}, "goes without a site"),

@@ -191,6 +191,7 @@ def test_shapes_have_their_moments(shape: str, mean: float, deviation: float, fo
     count = len(x)
     assert abs(float(x.mean()) - mean) < 6 / count**0.5
     assert abs(float(x.std()) - deviation) < 6 * 1.2 / count**0.5
+    assert (float(x.min()) >= 0.0) == (shape == "one-sided")
     if fourth is not None:
         assert float((x**4).mean()) == pytest.approx(fourth, rel=0.1)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from vexact.recipe.values import RecipeError, choice, number
 
 # Core targets of the presets: the K3 that the dose is solved for (nats a token); papers and repositories report these
-# sizes for real pairs of engines. `bad-gpu` is one-sided.
+# sizes for real pairs of engines. `bad-gpu` is skewed: its ε has one sign, its Δ both (vexact/study/noise.py).
 PRESETS = {
     "fp16": 7e-5,
     "bf16-dense": 6e-4,
@@ -96,7 +96,9 @@ class MismatchSection:
 
     def _refuse_preset_with(self, sizes: list[str]) -> None:
         if self.preset == "bad-gpu" and self.actual_shape != "one-sided":
-            raise RecipeError(f"mismatch.preset = bad-gpu is one-sided: shape = {self.shape} cannot be given")
+            raise RecipeError(
+                f"mismatch.preset = bad-gpu has the shape one-sided: shape = {self.shape} cannot be given"
+            )
         if sizes or self.site not in ("off", "logits"):
             raise RecipeError(f"mismatch.preset = {self.preset} says site and size itself: give no site, sigma or k3")
 

@@ -12,6 +12,10 @@ Shapes of ε: gaussian, standard deviation 1 · laplace, standard deviation 1 ·
 freedom cut off at ±`truncate`, since E[e^ε] is infinite otherwise · spikes: gaussian, and with `spike_rate` a position
 has `spike_size` nats added to one of its four greatest logits · one-sided: |gaussian|.
 
+One-sided is ε, and Δ only at site record: behind logits a softmax removes what all of them share, and what is left is
+skewed. At K3 5e-3 on small models Δ is below 0 for 46 to 48 % of what the sampler draws (gaussian: 51 to 53 %) and has
+skewness −0.7 to −0.9 (gaussian: −0.1); its mean is −KL, as with any noise of the sampler alone.
+
 How long a draw of ε lasts (persistence): `fresh`, a position of one sample of one request, whose id names the step ·
 `sequence`, one ε for all positions of a sample · `prefix`, the ids up to there, whenever they are met ·
 `prefix+version`, the same until the weights change. Positions of a prompt are the same for all samples of a request,
