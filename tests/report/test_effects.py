@@ -88,6 +88,17 @@ def test_without_an_exact_arm_there_is_no_gap() -> None:
     assert gaps.gap_panels(Study("t", "", (arm("a", "exact"),)))[1] == "it needs an arm beside the exact one"
 
 
+def test_rows_leave_out_what_all_their_labels_begin_with() -> None:
+    named = lambda name, label, *more: replace(arm(name, *more), label=label)  # noqa: E731
+    arms = (
+        arm("exact", "exact"), named("a", "rewards of 1 and 0, head noise, K3 1"),
+        named("b", "rewards of 1 and 0, head noise, K3 2"), named("c", "rewards of 1 and 0, drawn anew", "null"),
+    )  # fmt: skip
+    (panel,), _ = gaps.gap_panels(Study("t", "", arms))
+    assert panel.y.categories == ("head noise, K3 1", "head noise, K3 2", "drawn anew")
+    assert "rewards of 1 and 0, head noise, K3 1: 0" in panel.description
+
+
 def test_each_arm_is_drawn_beside_the_exact_arm_of_its_own_objective() -> None:
     own = lambda each: replace(each, beside="plain exact")  # noqa: E731
     arms = (

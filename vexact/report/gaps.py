@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from statistics import fmean as mean
 
 from vexact.report.by_step import ESS, LAG_ESS, success_at_end
@@ -65,8 +66,16 @@ def _gap_panel(study: Study, group: Group, number: int) -> Panel | None:
     return Panel(
         "gaps" if number == 1 else f"gaps-{number}", study.titled("Gap to the exact arm", group),
         f"Gap in held-out success to {exact.label}. " + "; ".join(told) + ".",
-        Axis("success − exact"), Axis("", categories=tuple(study.arms[i].label for i in rows)), tuple(marks), note,
+        Axis("success − exact"), Axis("", categories=_rows([study.arms[i].label for i in rows])), tuple(marks), note,
     )  # fmt: skip
+
+
+def _rows(labels: Sequence[str]) -> tuple[str, ...]:
+    """Without the words up to a comma that all of them begin with: where labels are cut short, these would remain."""
+    parts = [label.split(", ") for label in labels]
+    while all(len(own) > 1 and own[0] == parts[0][0] for own in parts):
+        parts = [own[1:] for own in parts]
+    return tuple(", ".join(own) for own in parts)
 
 
 def mended(arm: Arm, exact: Arm) -> bool:
