@@ -242,6 +242,7 @@ def test_a_rejected_token_leaves_the_divisor_and_the_others_keep_their_weights()
     assert metrics.remedy_weight_min == pytest.approx(1.105, abs=1e-3)
     assert metrics.remedy_weight_max == pytest.approx(1.350, abs=1e-3)
     assert metrics.remedy_weight_mean == pytest.approx((math.exp(0.1) + math.exp(0.3)) / 2, rel=1e-5)
+    assert metrics.remedy_weight_std == pytest.approx((math.exp(0.3) - math.exp(0.1)) / 2, rel=1e-4)
     assert metrics.remedy_ratio_max == pytest.approx(math.exp(4.0), rel=1e-5)
 
 
@@ -253,7 +254,7 @@ def test_token_weights_multiply_gradients_of_the_recomputed_objective() -> None:
     metrics = trainer.step([replace(r, logprobs=r.logprobs - 1.0) for r in rollouts], ADVANTAGES)
     trained(expected, rollouts, ADVANTAGES * 1.5)
     assert_same_step(trainer, expected)
-    assert metrics.remedy_weight_min == metrics.remedy_weight_max == 1.5
+    assert metrics.remedy_weight_min == metrics.remedy_weight_max == 1.5 and metrics.remedy_weight_std == 0.0
     assert metrics.remedy_ratio_max == pytest.approx(math.e, rel=1e-5)
 
 

@@ -41,6 +41,7 @@ VERL = {
     "rollout_corr/rollout_is_mean": "remedy_weight_mean",
     "rollout_corr/rollout_is_min": "remedy_weight_min",
     "rollout_corr/rollout_is_max": "remedy_weight_max",
+    "rollout_corr/rollout_is_std": "remedy_weight_std",
     "training/rollout_probs_diff_mean": "gap/probability_mean",
     "training/rollout_probs_diff_max": "gap/probability_max",
     "training/rollout_probs_diff_std": "gap/probability_std",

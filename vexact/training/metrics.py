@@ -71,6 +71,7 @@ class StepMetrics:
     remedy_weight_min: float
     remedy_weight_mean: float
     remedy_weight_max: float
+    remedy_weight_std: float
     remedy_ratio_max: float
     remedy_rejected_sequences: int
     remedy_rejected_tokens: int
@@ -117,6 +118,7 @@ NO_TOKENS: dict[str, Any] = {
     "remedy_weight_min": 1.0,
     "remedy_weight_mean": 1.0,
     "remedy_weight_max": 1.0,
+    "remedy_weight_std": 0.0,
     "remedy_ratio_max": 1.0,
     "remedy_rejected_sequences": 0,
     "remedy_rejected_tokens": 0,
@@ -251,10 +253,13 @@ def measure_remedy(ratios: Ratios, found: Weighted) -> dict[str, float]:
         return largest
     weights, kernels = found.weights, ratios.kernels
     total = kernels.sum(torch.where(found.kept, weights, 0.0))
+    middle = total / torch.full_like(total, float(kept))
+    spread = kernels.sum(torch.where(found.kept, (weights - middle) * (weights - middle), 0.0))
     return {
         "remedy_weight_min": float(torch.where(found.kept, weights, math.inf).min()),
-        "remedy_weight_mean": float(total / torch.full_like(total, float(kept))),
+        "remedy_weight_mean": float(middle),
         "remedy_weight_max": float(torch.where(found.kept, weights, -math.inf).max()),
+        "remedy_weight_std": math.sqrt(float(spread) / kept),
         **largest,
     }
 
