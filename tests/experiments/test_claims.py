@@ -129,6 +129,21 @@ def test_a_gap_to_another_arm_keeps_the_null_band_of_the_exact_one() -> None:
     assert found.numbers["null_band"][0] == pytest.approx(-0.03)
 
 
+def test_two_exact_arms_that_are_compared_have_the_null_arms_of_both() -> None:
+    fixed = [arm("fixed none", around(0.7), "exact"), arm("fixed draws", around(0.68), "null", beside="fixed none")]
+    wide = arm("moving draws", around(0.6), "null", beside="exact")
+    found = Gap("fixed none", against="exact").judge(evidence(EXACT, wide, *fixed))
+    assert found.verdict == INCONCLUSIVE and found.numbers["null_band"] == [pytest.approx(-0.2), 0.0]
+    near = arm("moving draws", around(0.78), "null", beside="exact")
+    assert Gap("fixed none", against="exact").judge(evidence(EXACT, near, *fixed)).verdict == CONFIRMED
+
+
+def test_a_unit_that_may_be_nothing_measures_nothing() -> None:
+    for unit in ([0.0] * 8, [0.0] * 7 + [1.0], [-1.0] * 8):
+        arms = evidence(arm("exact", unit, "exact"), arm("a", around(1.6)))
+        assert Within("a", "late_trainer", high=2.0, unit="exact").judge(arms).verdict == NOT_TESTABLE
+
+
 def test_what_nobody_measured_is_not_testable() -> None:
     bare = evidence(EXACT, arm("sampler", around(0.5)))
     for rule in (

@@ -148,11 +148,11 @@ def test_two_runs_part_at_the_first_step_whose_weights_differ() -> None:
     assert parted(a, a) is None
 
 
-def test_what_grows_with_age_and_what_stays() -> None:
-    lines = [
-        line(step, lag=step % 4, lag_k3=float(step % 4) ** 2, **{"tim/k3": 1.0 / (1 + step)}) for step in range(20)
-    ]
+def test_what_grows_with_age_and_what_grows_by_the_end() -> None:
+    k3 = [0.5] * 20 + [9.0] * 7 + [2.0] * 20
+    lines = [line(i, lag=i % 4, lag_k3=float(i % 4) ** 2, **{"tim/k3": value}) for i, value in enumerate(k3)]
     found = measure(lines)
-    assert found["lag_with_age"] == pytest.approx(1.0) and found["k3_with_step"] == pytest.approx(-1.0)
+    assert found["lag_with_age"] == pytest.approx(1.0) and found["k3_growth"] == 4.0
+    assert measure(lines[:39])["k3_growth"] is None
     still = measure([{**each, "lag": 0, "lag_k3": 0.0, "tim/k3": 0.0} for each in lines])
-    assert still["lag_with_age"] is None and still["k3_with_step"] is None  # constant: nothing goes with anything
+    assert still["lag_with_age"] is None and still["k3_growth"] is None

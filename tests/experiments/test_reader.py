@@ -112,6 +112,8 @@ TWO = [
     {"name": "b", "beside": "plain"},
 ]  # fmt: skip
 CLAIM = {"id": "x", "claim": "c", "rule": "gap", "arms": "exact"}
+WITHIN = {"id": "x", "claim": "c", "rule": "within", "arms": "a", "endpoint": "k3_max"}
+RARER = {"id": "x", "claim": "c", "rule": "rarer", "arms": "a, b"}
 
 
 @pytest.mark.parametrize(
@@ -127,9 +129,15 @@ CLAIM = {"id": "x", "claim": "c", "rule": "gap", "arms": "exact"}
         ({"arms": [{"name": "a", "overrides": {"sync.every": 0}}]}, "arm a: sync.every: sync.every = 0 is below 1"),
         ({"arms": [{"name": "{kid}", "grid": {"kind": {"x": {}}}}]}, "may name {kind}"),
         ({"arms": [{"name": "a", "grid": {"sync.every": 3}}]}, "grid.sync.every = 3 is not a list"),
-        ({"arms": [{"name": "a"}, {"name": "b", "beside": "a"}]}, "arm b is beside a, which is no exact arm"),
-        ({"arms": [{"name": "a", "role": "exact"}, {"name": "b", "role": "exact", "beside": "a"}]}, "b is itself"),
+        ({"arms": [{"name": "a"}, {"name": "b", "beside": "a"}]}, "arm b: beside = a: that is no exact arm"),
+        ({"arms": [TWO[0], {"name": "b", "role": "exact", "beside": "exact"}]}, "beside = exact: it is exact itself"),
         ({"arms": TWO, "claims": [{**CLAIM, "arms": "a, b"}]}, "beside different exact arms: exact, plain"),
+        ({"arms": TWO, "claims": [{**CLAIM, "arms": "a, b", "against": "plain"}]}, "beside different exact arms"),
+        ({"arms": TWO, "claims": [{**CLAIM, "arms": "plain"}]}, "arm plain is exact: say what it is compared with"),
+        ({"arms": TWO, "claims": [{**WITHIN}]}, "rule within: needs low, high or both"),
+        ({"arms": TWO, "claims": [{**WITHIN, "low": 3.0, "high": 1.0}]}, "low = 3 is above high = 1"),
+        ({"arms": TWO, "claims": [{**RARER, "arms": "*"}]}, "is about two arms, and arms = '*' matches 4"),
+        ({"arms": TWO, "claims": [{**RARER, "endpoint": "k3_max"}]}, "endpoint = k3_max is not one of collapse_step"),
         ({"common": {"stepps": 3}}, "unknown key stepps; did you mean steps"),
         ({"seeds": 0}, "seeds = 0 is neither a count nor a list"),
         ({"seeds": [1, 1]}, "names a seed twice"),

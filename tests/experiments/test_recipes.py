@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from vexact.experiments import StudyError, load_study
-from vexact.experiments.recipes import Job, digest_of, kept_keys, plan
+from vexact.experiments.recipes import Job, digest_of, files_of, kept_keys, plan
 from vexact.model.checkpoint import save_folder
 from vexact.model.tiny import named_config, tiny_weights
 from vexact.recipe import (
@@ -65,13 +65,15 @@ def test_a_digest_names_the_bits_of_a_run_and_nothing_else(kernels: Kernels) -> 
 
 
 def test_what_is_in_the_files_that_a_recipe_names_is_part_of_the_name(kernels: Kernels, tmp_path: Path) -> None:
-    model, rows, reward = tmp_path / "model", tmp_path / "rows.jsonl", tmp_path / "reward.py"
+    model, reward = tmp_path / "model", tmp_path / "reward.py"
+    rows, held_out = tmp_path / "rows.jsonl", tmp_path / "held_out.jsonl"
     config = named_config("tiny-modsum")
     assert config is not None
     save_folder(model, config, tiny_weights(config))
     rows.write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    held_out.write_text('{"prompt": "1+2=", "answer": "3"}\n')
     reward.write_text("def score(completions): return [1.0] * len(completions)\n")
-    options = {"path": str(rows)}
+    options = {"path": str(rows), "held_out_path": str(held_out)}
     task = TaskSection(name="file", options=options, reward=RewardSection(function=f"{reward}:score"))
     recipe = replace(TINY, model=ModelSection(str(model)), task=task)
     names = {digest_of(recipe, kernels)}
@@ -84,7 +86,22 @@ def test_what_is_in_the_files_that_a_recipe_names_is_part_of_the_name(kernels: K
     rows.write_text('{"prompt": "1+1=", "answer": "3"}\n')
     names.add(digest_of(recipe, kernels))
     reward.write_text("def score(completions): return [0.0] * len(completions)\n")
-    assert len(names | {digest_of(recipe, kernels)}) == 4
+    names.add(digest_of(recipe, kernels))
+    held_out.write_text('{"prompt": "1+3=", "answer": "4"}\n')
+    names.add(digest_of(recipe, kernels))
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    assert len(names | {digest_of(recipe, kernels)}) == 6
+
+
+def test_the_source_of_a_reward_function_in_a_module_is_one_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "made_rewards.py").write_text("def score(completions): return [1.0]\n")
+    found = files_of(replace(TINY, task=TaskSection(reward=RewardSection(function="made_rewards:score"))))
+    assert found == [tmp_path / "made_rewards.py"]
+    missing = replace(TINY, task=TaskSection(reward=RewardSection(function="no.such_module:score")))
+    assert files_of(missing) == files_of(TINY) == []
 
 
 def test_how_a_run_is_computed_names_it_where_a_cause_goes_by_it(kernels: Kernels) -> None:

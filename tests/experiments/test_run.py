@@ -27,7 +27,7 @@ from vexact.experiments.reuse import reuse
 from vexact.experiments.study import StudyError
 from vexact.experiments.worker import attempt, done, serve, tidy
 from vexact.loop import train
-from vexact.loop.folder import read_lines, read_result
+from vexact.loop.folder import RunFolder, read_lines, read_result
 from vexact.model.policy import Policy
 from vexact.model.tokenizer import load_tokenizer
 from vexact.recipe import RunSection, load_recipe
@@ -166,6 +166,10 @@ def test_a_run_that_is_not_finished_or_shorter_is_not_taken(made: Made, tmp_path
     jobs[1].folder.mkdir(parents=True)
     (jobs[1].folder / "metrics.jsonl").write_text("")  # begun here, and whole there
     assert reuse(jobs, [tmp_path / "other", root]) == 6 and all(map(done, jobs))
+    shutil.rmtree(jobs[1].folder)
+    with RunFolder(jobs[1].folder, jobs[1].recipe):  # somebody is at it
+        assert reuse(jobs, [root]) == 0
+    assert reuse(jobs, [root]) == 1
     with pytest.raises(StudyError, match=r"--reuse: .*made.yaml is not the folder of a study"):
         reuse(jobs, [path])
 
@@ -257,6 +261,11 @@ def test_a_dry_run_says_arms_seeds_and_time_and_leaves_nothing(tmp_path: Path) -
     assert "9 runs and 1 warm starts, 9 runs left: about" in said.getvalue()
     assert "sync.every = 3" in said.getvalue()
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_takes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["study", str(write(tmp_path)), "--dry-run", "--reuse", str(tmp_path)]) == 2
+    assert "--dry-run trains nothing and takes nothing: leave out --reuse" in capsys.readouterr().err
 
 
 def test_the_command_line_lays_its_values_over_the_file(

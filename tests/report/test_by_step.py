@@ -105,3 +105,13 @@ def test_of_many_arms_the_exact_one_and_the_farthest_are_coloured() -> None:
     assert len(small_multiples(study)) == 14
     few = Study("t", "", (*arms[:3], arm("exact", "exact"), arm("null", "null")))
     assert lit_arms(few) == [3, 0, 1, 2] and small_multiples(few) == []
+
+
+def test_the_grey_band_stands_for_the_null_arms_of_the_first_exact_arm_and_hides_no_others() -> None:
+    other = replace(arm("plain draws", "null", (0.8, 0.9)), beside="plain exact")
+    arms = (arm("exact", "exact"), arm("draws", "null", (0.3, 0.4)), arm("plain exact", "exact"), other)
+    study = Study("t", "", arms)
+    assert study.chance == [1]
+    drawn, _ = panels(study)
+    (band,) = [mark for mark in drawn[0].marks if isinstance(mark, Grey)]
+    assert band.label.endswith("beside exact") and max(band.high) == 0.4

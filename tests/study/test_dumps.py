@@ -144,8 +144,18 @@ def test_a_temperature_is_read_from_every_shape(made: Callable[[], list[Any]], t
     records = made()
     assert read(records) == [None, None]
     assert read([tempered(each, 0.5) for each in records]) == [0.5, 0.5]
+    assert read([{**each, "temperature": 0.5} for each in records]) == [0.5, 0.5]  # outside of what a batch wraps
     if made in (trl, trl_trainer, verl):
         assert read([tempered(records[0], [0.5, 0.75])]) == [0.5, 0.75]
+
+
+def test_a_list_of_temperatures_is_one_of_each_answer_of_a_prompt(tmp_path: Path) -> None:
+    answers = [{"index": i, "token_ids": [3, 4], "logprobs": [-1.0, -2.0]} for i in range(2)]
+    record = {"prompt_token_ids": [1], "outputs": answers, "temperature": [0.5, 0.75]}
+    found = read_column(lines(tmp_path / "a.jsonl", [record])).rows.values()
+    assert [row.temperature for row in found] == [0.5, 0.75]
+    with pytest.raises(BadInput, match=r"temperature is \[0\.5\], not a number"):
+        read_column(lines(tmp_path / "b.jsonl", [{**record, "temperature": [0.5]}]))
 
 
 def test_tensors_of_a_batch_read_as_its_lists_do(tmp_path: Path) -> None:

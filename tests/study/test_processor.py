@@ -178,3 +178,10 @@ def test_generate_disturbs_the_logits_before_it_tempers_and_filters_them(model: 
 def test_what_a_processor_cannot_know_is_refused(section: MismatchSection, words: str) -> None:
     with pytest.raises(BadInput, match=words):
         NoiseProcessor.of(section, 0, load("reference"))
+
+
+@pytest.mark.parametrize("mask", [torch.ones(3), torch.tensor([[-1e9, 0.0, 0.0]]), torch.tensor([[2, 1, 1]])])
+def test_what_is_no_mask_of_prompts_is_refused(mask: torch.Tensor) -> None:
+    section = MismatchSection(site="logits", persistence="prefix", sigma=0.05)
+    with pytest.raises(BadInput, match=r"attention_mask: .* not \[B, T\] of 1 and 0"):
+        NoiseProcessor.of(section, seed=0).over(mask)

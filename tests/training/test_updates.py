@@ -157,7 +157,8 @@ def test_on_mismatched_rollouts_they_part_and_recomputation_sees_no_ratio_at_fir
             assert anew.policy_drift_k3 == through.policy_drift_max == 0
         else:
             assert 1 < anew.ratio_max < 1.5
-            assert 0 < anew.policy_drift_k3 < anew.k3 / 10  # the mismatch is not in it
+            assert anew.policy_drift_k3 is not None and 0 < anew.policy_drift_k3 < anew.k3 / 10  # no mismatch in it
+            assert through.policy_drift_k3 is None and "policy_drift_k3" not in through.measured()
         with pytest.raises(AssertionError, match="gradient of"):
             assert_same_step(recomputed, bypass)
 

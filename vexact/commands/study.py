@@ -23,6 +23,8 @@ MOST_JOBS = 256
 def run(args: Arguments, overrides: Sequence[str], isa: str) -> int:
     if not 1 <= args.jobs <= MOST_JOBS:
         raise BadInput(f"--jobs is {args.jobs}, must be 1 to {MOST_JOBS}")
+    if args.dry_run and args.reuse:
+        raise BadInput("--dry-run trains nothing and takes nothing: leave out --reuse")
     study = chosen(args, overrides)
     root = (args.output or Path("runs") / study.name).resolve()
     base = study.recipe()

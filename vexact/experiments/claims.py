@@ -193,8 +193,8 @@ class Best:
 
 @dataclass(frozen=True)
 class Within:
-    """Whether an endpoint's mean lies between two bounds. unit: arms in whose mean of it that mean is counted; their
-    seeds are then resampled too."""
+    """Whether an endpoint's mean lies between two bounds. unit: arms in whose mean of it that mean is counted, all of
+    whose runs must be above 0; their seeds are then resampled too."""
 
     arms: str
     endpoint: str
@@ -209,6 +209,12 @@ class Within:
         counted = f" in units of that of {self.unit}" if self.unit else ""
         return f"mean {self.endpoint} of each arm{counted} is {' and '.join(bounds)}, by its 95 % bootstrap interval."
 
+    def fault(self) -> str:
+        """What cannot be meant, empty where nothing is."""
+        if math.isinf(self.low) and math.isinf(self.high):
+            return "needs low, high or both"
+        return f"low = {self.low:g} is above high = {self.high:g}" if self.low > self.high else ""
+
     def judge(self, evidence: Evidence) -> Verdict:
         unit = (
             [value for arm in chosen(evidence, self.unit) for value in arm.values(self.endpoint)]
@@ -217,7 +223,8 @@ class Within:
         )
         samples = {arm.name: arm.values(self.endpoint) for arm in chosen(evidence, self.arms)}
         samples = {name: values for name, values in samples.items() if values}
-        if not samples or not unit or not all(map(math.isfinite, [*unit, *(v for s in samples.values() for v in s)])):
+        known = all(math.isfinite(value) for values in samples.values() for value in values)
+        if not samples or not known or not unit or not all(0.0 < value < math.inf for value in unit):
             return Verdict(NOT_TESTABLE, {})
         found = {name: ratio_interval(values, unit) for name, values in samples.items()}
         seeds = min(len(values) for values in samples.values())

@@ -44,7 +44,7 @@ NAMES = (
     "k3_start", "k3_median", "k3_max", "k3_late", "delta_max", "mismatch_tokens", "grad_norm_max", "entropy_end",
     "ess_min", "ess_below_half", "syncs", "kept", "drift", "drift_late", "noise_projection", "gradient_bias",
     "length_slope", "parted", "kl_to_exact", "js_to_exact", "compared", "not_finite", "first_sync",
-    "skew_positive", "skew_negative", "k3_leaves", "success_falls", "k3_with_step", "lag_with_age",
+    "skew_positive", "skew_negative", "k3_leaves", "success_falls", "k3_growth", "lag_with_age",
     "seconds",
 )  # fmt: skip
 
@@ -56,13 +56,13 @@ def measure(lines: Sequence[Line], tail: int = 5) -> Endpoints:
     late_reward: what training saw, flips included. k3_*, delta_max (nats), mismatch_tokens: the discrepancy of
     arithmetic, at the weights that sampled; compared: tokens it was looked for in; not_finite: steps that compared some
     and whose largest difference is no number. skew_*: of the loss beyond ratio 1, of tokens with an advantage above and
-    below 0, over the last LATE steps. k3_leaves, success_falls: see EARLY and FALLEN. k3_with_step: Spearman's ρ of
-    that K3 with the step, lag_with_age: of K3 of the lag ratio with the versions that the sampler is behind. ess_*: of
-    whole sequences' ratios to the weights that sampled, unclipped. drift, noise_projection, gradient_bias: over the
-    steps that `run.diagnose` looks at, the first and the last a mean, the second a sum. syncs: how often the sampler's
-    weights changed; first_sync: the step before which they first did. kept: the share of tokens that no remedy
-    rejected. length_slope: ΣΔ of a sequence against its length, nats a token. What needs other runs as well, `parted`
-    and `*_to_exact`, is added later.
+    below 0, over the last LATE steps. k3_leaves, success_falls: see EARLY and FALLEN. k3_growth: the median K3 of the
+    last EARLY steps ÷ that of the first. lag_with_age: Spearman's ρ of K3 of the lag ratio with the versions that the
+    sampler is behind. ess_*: of whole sequences' ratios to the weights that sampled, unclipped. drift,
+    noise_projection, gradient_bias: over the steps that `run.diagnose` looks at, the first and the last a mean, the
+    second a sum. syncs: how often the sampler's weights changed; first_sync: the step before which they first did.
+    kept: the share of tokens that no remedy rejected. length_slope: ΣΔ of a sequence against its length, nats a token.
+    What needs other runs as well, `parted` and `*_to_exact`, is added later.
     """
     steps = [line for line in lines if line["step"] >= 0]
     success = evaluations(lines, "eval_success")
@@ -94,7 +94,7 @@ def measure(lines: Sequence[Line], tail: int = 5) -> Endpoints:
         "skew_negative": _mean(_column(steps[-LATE:], ("skew_negative",))),
         "k3_leaves": k3_leaves([(line["step"], line[K3]) for line in steps if line.get(K3) is not None]),
         "success_falls": success_falls(success),
-        "k3_with_step": _rank(steps, "step", K3),
+        "k3_growth": _growth(k3),
         "lag_with_age": _rank(steps, "lag", "lag_k3"),
         "kept": 1.0 - sum(_column(steps, ("remedy_rejected_tokens",))) / tokens if tokens else None,
         "drift": _mean(drift),
@@ -214,6 +214,12 @@ def _rank(steps: Sequence[Line], x: str, y: str) -> float | None:
     pairs = [(line[x], line[y]) for line in steps if line.get(x) is not None and line.get(y) is not None]
     found = rank_correlation(*zip(*pairs, strict=True)) if pairs else math.nan
     return found if math.isfinite(found) else None
+
+
+def _growth(k3: Sequence[float]) -> float | None:
+    """None of fewer steps than twice EARLY, or where there was none at first."""
+    first = median(k3[:EARLY])
+    return median(k3[-EARLY:]) / first if len(k3) >= 2 * EARLY and first > 0.0 else None
 
 
 def _mean(values: Sequence[float]) -> float | None:

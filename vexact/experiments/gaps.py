@@ -54,22 +54,25 @@ def gaps(evidence: Evidence, patterns: str, endpoint: str, against: str = "") ->
         endpoint,
         {name: difference_interval(values, base) for name, values in usable.items()},
         {name: difference_interval(values, base, of_several(len(usable))) for name, values in usable.items()},
-        null_band(evidence, patterns, endpoint),
+        null_band(evidence, patterns, endpoint, against),
         min([len(base), *map(len, usable.values())]) if usable else 0,
     )
 
 
-def null_band(evidence: Evidence, patterns: str, endpoint: str) -> tuple[float, float]:
-    """The smallest and the greatest gap of a null arm to the exact one that the arms stand beside, 0 among them."""
-    base = base_of(evidence, patterns, endpoint)
-    nulls = [arm for name in references(evidence, patterns)[:1] for arm in evidence.beside(name, "null")]
-    found = [mean(values) - mean(base) for values in (arm.values(endpoint) for arm in nulls) if values and base]
+def null_band(evidence: Evidence, patterns: str, endpoint: str, against: str = "") -> tuple[float, float]:
+    """The smallest and the greatest gap of a null arm to its own exact one, 0 among them: of the exact arm that the
+    arms stand beside, and of that beside what `against` matches."""
+    found = []
+    for name in references(evidence, f"{patterns}, {against}"):
+        exact = [value for arm in evidence.beside(name, "exact") for value in arm.values(endpoint)]
+        nulls = [arm.values(endpoint) for arm in evidence.beside(name, "null")]
+        found += [mean(values) - mean(exact) for values in nulls if values and exact]
     found = [gap for gap in found if math.isfinite(gap)]
     return min([0.0, *found]), max([0.0, *found])
 
 
 def references(evidence: Evidence, patterns: str) -> list[str]:
-    """The exact arms that the arms stand beside; a study is read only if rules that compare find one."""
+    """The exact arms that the arms stand beside, by name: of a rule that compares them it is one."""
     return list(dict.fromkeys(evidence.reference(arm) for arm in chosen(evidence, patterns)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -41,10 +41,6 @@ def check_claim(claim: ClaimSpec, study: Study) -> None:
         pattern = getattr(rule, name, "")
         if pattern and not study.matching(pattern):
             raise StudyError(f"{here}: {name} = {pattern!r} matches no arm")
-    compared = [arm for name in BESIDE.get(claim.rule, ()) for arm in study.matching(getattr(rule, name))]
-    beside = list(dict.fromkeys(study.reference(arm) for arm in compared))
-    if len(beside) > 1 and not getattr(rule, "against", ""):
-        raise StudyError(f"{here}: its arms stand beside different exact arms: {', '.join(beside)}")
     for name in ENDPOINTS:
         endpoint = getattr(rule, name, NAMES[0])
         if endpoint not in NAMES:
@@ -54,6 +50,23 @@ def check_claim(claim: ClaimSpec, study: Study) -> None:
     for (of, name), known in WORDS.items():
         if of == claim.rule and getattr(rule, name) not in known:
             raise StudyError(f"{here}: {name} = {getattr(rule, name)} is not one of {', '.join(known)}")
+    for wrong in _faults(claim, rule, study):
+        raise StudyError(f"{here}: {wrong}")
+
+
+def _faults(claim: ClaimSpec, rule: Any, study: Study) -> Iterator[str]:
+    """What a rule and its arms cannot mean together."""
+    if hasattr(rule, "fault") and rule.fault():
+        yield f"rule {claim.rule}: {rule.fault()}"
+    compared = [arm for name in BESIDE.get(claim.rule, ()) for arm in study.matching(getattr(rule, name))]
+    beside = list(dict.fromkeys(study.reference(arm) for arm in compared))
+    if len(beside) > 1:
+        yield f"its arms stand beside different exact arms: {', '.join(beside)}"
+    exact = [arm.name for arm in compared if arm.role == "exact"]
+    if claim.rule == "gap" and exact and not rule.against:
+        yield f"arm {exact[0]} is exact: say what it is compared with, as against"
+    if claim.rule == "rarer" and len(study.matching(rule.arms)) != 2:
+        yield f"rule rarer is about two arms, and arms = {rule.arms!r} matches {len(study.matching(rule.arms))}"
 
 
 def judged(study: Study, evidence: Evidence) -> list[dict[str, Any]]:

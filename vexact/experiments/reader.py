@@ -88,8 +88,8 @@ def check_study(study: Study) -> None:
     exact = [arm.name for arm in study.arms if arm.role == "exact"]
     for arm in study.arms:
         if arm.beside and (arm.beside not in exact or arm.role == "exact"):
-            what = "itself exact" if arm.role == "exact" else f"beside {arm.beside}, which is no exact arm"
-            raise StudyError(f"{study.file}: arm {arm.name} is {what}")
+            what = "it is exact itself" if arm.role == "exact" else "that is no exact arm"
+            raise StudyError(f"{study.file}: arm {arm.name}: beside = {arm.beside}: {what}")
         study.recipe(arm, study.seeds[0])
     for claim in study.claims:
         check_claim(claim, study)

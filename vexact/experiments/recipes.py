@@ -11,12 +11,14 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from vexact import __version__
 from vexact.experiments.study import Arm, Study, StudyError
 from vexact.loop.resume import changes_no_bit
+from vexact.model.checkpoint import TOKENIZER_FILES
 from vexact.model.config import DTYPES, ModelConfig
 from vexact.model.digest import arithmetic_digest
 from vexact.model.tiny import named_config
@@ -120,7 +122,7 @@ def _run_job(
 def digest_of(recipe: Recipe, kernels: Kernels, start: str = "") -> str:
     """Sixteen hexadecimal digits over all that a run's bits follow from: every key of the recipe that is not at its
     default, but for those that change no bit; what is in the files that it names; the arithmetic's digest; the start's;
-    this package's version. A change of this package's own source within a version is not seen.
+    this package's version. What a reward function imports, and a change of this package within a version, is not seen.
     """
     content: list[Any] = [kept_keys(recipe), arithmetic_digest(kernels, dtype_of(recipe)), start, __version__]
     files = [_sha256(path, path.stat().st_mtime_ns) for path in files_of(recipe)]
@@ -129,12 +131,26 @@ def digest_of(recipe: Recipe, kernels: Kernels, start: str = "") -> str:
 
 
 def files_of(recipe: Recipe) -> list[Path]:
-    """What a run reads beside its recipe: the model's folder, a task's rows, a reward function's source."""
-    folder = Path(recipe.model.path)
-    weights = [] if named_config(recipe.model.path) else sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")])
-    source, _, _ = recipe.task.reward.function.rpartition(":")
-    named = [Path(str(recipe.task.options.get("path", ""))), Path(source if source.endswith(".py") else "")]
-    return [*weights, *(path for path in named if path.is_file())]
+    """What a run reads beside its recipe: its model and tokenizer, a task's rows, a reward function's source."""
+    folder, options = Path(recipe.model.path), recipe.task.options
+    model: list[Path] = []
+    if not named_config(recipe.model.path):
+        named = {*folder.glob("*.safetensors"), *folder.glob("*.json"), *(folder / name for name in TOKENIZER_FILES)}
+        model = sorted(named)
+    rows = [Path(str(options[key])) for key in ("path", "held_out_path") if options.get(key)]
+    return [path for path in (*model, *rows, *_sources(recipe.task.reward.function)) if path.is_file()]
+
+
+def _sources(function: str) -> list[Path]:
+    """The file of `module:function` or `file.py:function`."""
+    module, _, _ = function.rpartition(":")
+    if module.endswith(".py") or not module:
+        return [Path(module)] if module else []
+    try:
+        spec = find_spec(module)
+    except (ImportError, ValueError):  # whoever runs it says so
+        return []
+    return [Path(spec.origin)] if spec is not None and spec.origin else []
 
 
 @lru_cache(maxsize=256)

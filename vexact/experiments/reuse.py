@@ -1,7 +1,8 @@
 """Runs that other studies have trained already.
 
-A digest covers all that a run's bits follow from, so a run of equal digest elsewhere is the same run. What is taken is
-its numbers; a run whose rollouts or weights this study keeps is trained here.
+A digest covers what a run's bits follow from (`recipes.digest_of` says what it does not see), so a run of equal digest
+elsewhere is the same run. What is taken is its numbers; a run whose rollouts or weights this study keeps is trained
+here, and so is one that another process is at.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from vexact.experiments.recipes import RUNS, Job
 from vexact.experiments.study import StudyError
 from vexact.experiments.worker import done, ended
-from vexact.loop.folder import CONFIG, ENVIRONMENT, METRICS, RESULT, draft_of, remove_folder, write_whole
+from vexact.loop.folder import CONFIG, ENVIRONMENT, METRICS, RESULT, draft_of, in_use, remove_folder, write_whole
 
 
 def reuse(jobs: Sequence[Job], others: Sequence[Path]) -> int:
@@ -24,7 +25,7 @@ def reuse(jobs: Sequence[Job], others: Sequence[Path]) -> int:
     for other in others:
         if not (other / RUNS).is_dir():
             raise StudyError(f"--reuse: {other} is not the folder of a study: it has no {RUNS}/")
-    wanted = {job.digest: job for job in jobs if not (job.keeps or job.keeps_model or done(job))}
+    wanted = {job.digest: job for job in jobs if not (job.keeps or job.keeps_model or done(job) or in_use(job.folder))}
     found = [(job, other / RUNS / job.digest) for job in wanted.values() for other in others]
     taken = {job.digest: (job, folder) for job, folder in found if ended(folder, job.recipe.steps)}
     for job, folder in taken.values():

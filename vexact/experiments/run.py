@@ -130,11 +130,15 @@ def _trained(pool: Pool, jobs: Sequence[Job], console: Console) -> dict[str, str
 
 
 def _away(study: Study, runs: Sequence[Job], kernels: Kernels) -> Mapping[str, Distance]:
-    """Distances to on-policy training, where the study keeps models."""
-    exact = next((arm.name for arm in study.arms if arm.role == "exact"), None)
-    if not study.keep_models or exact is None:
-        return {}
-    return distances([job for job in runs if job.arm == exact], runs, kernels)
+    """Distances to on-policy training, where the study keeps models: of each run to the exact arm that it is beside."""
+    found: dict[str, Distance] = {}
+    if not study.keep_models:
+        return found
+    exact = {arm.name: study.reference(arm) for arm in study.arms}
+    for name in dict.fromkeys(exact.values()):
+        own = [job for job in runs if job.arm == name]
+        found = {**distances(own, [job for job in runs if exact[job.arm] == name], kernels), **found}
+    return found
 
 
 def _seconds(folder: Path) -> float:

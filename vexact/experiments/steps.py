@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from vexact.experiments.endpoints import STEPS
 from vexact.experiments.evidence import Evidence
 from vexact.experiments.gaps import chosen, finite, references
 from vexact.experiments.statistics import (
@@ -138,8 +139,12 @@ class Rarer:
     does not. Runs of a seed share their start and the questions, so those that only one of the two arms lost are named.
     """
 
-    arms: str  # the two of them: where it is to come to fewer runs, and where to more
+    arms: str  # two of them: where it is to come to fewer runs, and where to more
     endpoint: str = "collapse_step"
+
+    def fault(self) -> str:
+        """What cannot be meant, empty where nothing is."""
+        return "" if self.endpoint in STEPS else f"endpoint = {self.endpoint} is not one of {', '.join(STEPS)}"
 
     def text(self) -> str:
         return (

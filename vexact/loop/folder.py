@@ -290,6 +290,19 @@ def _of_others(path: Path) -> Iterator[Path]:
     return (entry for entry in path.iterdir() if entry.name != LOCK and not DRAFT.fullmatch(entry.name))
 
 
+def in_use(path: Path) -> bool:
+    """Whether another process holds the run folder, which need not exist."""
+    if not path.is_dir():
+        return False
+    try:
+        descriptor = _locked(path)
+    except RunError:
+        return True
+    if descriptor is not None:
+        os.close(descriptor)
+    return False
+
+
 def _locked(path: Path) -> int | None:
     """A lock that ends with the process; None where the file system has none."""
     descriptor = os.open(path / LOCK, os.O_WRONLY | os.O_CREAT, 0o644)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -246,7 +246,7 @@ class Loop:
         due = every and step % every == 0
         diagnosis = Diagnosis(self.trainer, self.mismatch, partial(self.fresh, step)) if due else None
         seen = {} if diagnosis is None else diagnosis.before(found.rollouts, advantages.values, source)
-        metrics = asdict(self.trainer.step(found.rollouts, advantages.values, source))
+        metrics = self.trainer.step(found.rollouts, advantages.values, source).measured()
         metrics.update({} if diagnosis is None else {**seen, **diagnosis.after(clean, step)})
         trained = perf_counter()
         metrics.update(lag_measures(sampler, before))

@@ -146,8 +146,7 @@ def _panel(study: Study, metric: Metric) -> Panel | None:
 
 def _grey(study: Study, names: Sequence[str], most: int) -> list[Grey]:
     """Of the null arms beside the first exact arm: those of another objective say nothing of it."""
-    nulls = [arm for arm in study.of(NULL) if study.reference(arm) is study.exact]
-    curves = [curve for arm in nulls for curve in arm.curves(names)]
+    curves = [curve for i in study.chance for curve in study.arms[i].curves(names)]
     if len(curves) < 2:
         return []
     band = Band.of(curves).thinned(most)

@@ -18,7 +18,7 @@ from vexact.report.headline import CLASSES, SIGNS, few_seeds, headline, verdict_
 from vexact.report.heatmap import Shown
 from vexact.report.number import pairs
 from vexact.report.reading import ReportError
-from vexact.report.study import EXACT, NULL, Study
+from vexact.report.study import EXACT, Study
 from vexact.report.table import table
 
 
@@ -106,7 +106,7 @@ def render(study: Study, findings: Findings, parts: Sequence[Section], version: 
     """The page."""
     lit = by_step.lit_arms(study)
     many = study.many
-    nulls = {i for i, arm in enumerate(study.arms) if arm.role == NULL}
+    nulls = set(study.chance)
     names, rows = table(study)
     folder = files("vexact.report") / "page"
     read = lambda name: folder.joinpath(name).read_text(encoding="utf-8")  # noqa: E731

@@ -99,6 +99,12 @@ class Study:
         return next((each for each in self.of(EXACT) if each.name == arm.beside), self.exact)
 
     @property
+    def chance(self) -> list[int]:
+        """The places of the null arms beside the first exact arm: a grey band stands for them."""
+        beside = [(i, arm) for i, arm in enumerate(self.arms) if arm.role == NULL]
+        return [i for i, arm in beside if self.reference(arm) is self.exact]
+
+    @property
     def groups(self) -> list[Group]:
         """An exact arm each, and the places of the arms beside it; one without an exact arm where there is none."""
         exact: list[Arm | None] = [*self.of(EXACT)] or [None]

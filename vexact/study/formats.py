@@ -74,9 +74,10 @@ def rows_of(record: Any, first: int, where: str) -> list[Row]:
     if not isinstance(record, Mapping):
         raise BadInput(f"{where}: not an object with fields")
     if isinstance(record.get("rollouts"), list):
-        return [row for i, each in enumerate(record["rollouts"]) for row in rows_of(each, first + i, where)]
+        inner = [{**_outer(record), **each} if isinstance(each, Mapping) else each for each in record["rollouts"]]
+        return [row for i, each in enumerate(inner) for row in rows_of(each, first + i, where)]
     if isinstance(record.get("response"), Mapping) and isinstance(record["response"].get("body"), Mapping):
-        record = {**record["response"]["body"], "custom_id": record.get("custom_id")}
+        record = {**_outer(record), **record["response"]["body"], "custom_id": record.get("custom_id")}
     if isinstance(record.get("outputs"), list):
         return _vllm(record, first, where)
     if isinstance(record.get("choices"), list):
@@ -153,7 +154,7 @@ def _vllm(record: Record, number: int, where: str) -> list[Row]:
         given = output.get("logprobs") or []
         values = [_of_mapping(at, token) for at, token in zip(given, tokens, strict=False)]
         prompt = record.get("prompt_token_ids")
-        rows.append(_answer(record, base, output.get("index", i), prompt, tokens, values, where))
+        rows.append(_answer(_part(record, i, "outputs"), base, output.get("index", i), prompt, tokens, values, where))
     return rows
 
 
@@ -177,7 +178,7 @@ def _openai(record: Record, number: int, where: str) -> list[Row]:
         ids = choice.get("token_ids")
         tokens = tuple(map(_token, texts)) if ids is None else _ids(ids, where)
         prompt = choice.get("prompt_token_ids", record.get("prompt_token_ids"))
-        rows.append(_answer(record, base, choice.get("index", i), prompt, tokens, values, where))
+        rows.append(_answer(_part(record, i, "choices"), base, choice.get("index", i), prompt, tokens, values, where))
     return rows
 
 
@@ -212,6 +213,19 @@ def _answer(
     name = str(base) if not index else f"{base}/{index}"
     ids = None if prompt is None else _ids(prompt, where)
     return Row(name, ids, tokens, {"logprobs": values}, temperature=_temperature(record, where))
+
+
+def _outer(record: Record) -> Record:
+    """What a record says of all rollouts in it, unless they say it themselves."""
+    return {"temperature": record["temperature"]} if "temperature" in record else {}
+
+
+def _part(record: Record, place: int, name: str) -> Record:
+    """As the answer at that place has it: of a list with one value an answer, its own."""
+    value = record.get("temperature")
+    if isinstance(value, list) and len(value) == len(record[name]):
+        return {**record, "temperature": value[place]}
+    return record
 
 
 def _temperature(record: Record, where: str) -> float | None:

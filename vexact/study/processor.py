@@ -79,6 +79,8 @@ class NoiseProcessor:
         Its rows may be B or, one prompt's beside one another, a multiple: several sequences or beams of each. Raises
         BadInput where a prompt has no token, or padding elsewhere than on its left.
         """
+        if attention_mask.ndim != 2 or not bool(((attention_mask == 0) | (attention_mask == 1)).all()):
+            raise BadInput(f"attention_mask: {list(attention_mask.shape)}, not [B, T] of 1 and 0")
         return replace(self, padding=tuple(_padding_of(row, i) for i, row in enumerate(attention_mask.bool().tolist())))
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ class StepMetrics:
     ratio: the one that the objective clips, to the anchor; kl: the estimate of KL to the reference policy, 0 without
     one; skew_*: mean share of the loss beyond that at ratio 1, of tokens with an advantage above, and below, 0;
     policy_drift_*: of log p_θ − log π_old over the tokens of all updates where π_old is known, how many they are, K3
-    and the largest size: 0 of a single update, which begins at π_old.
+    and the largest size: 0 of a single update, which begins at π_old, None where it is known of none.
     clip_factor: the smallest. remedy_weight_*, remedy_ratio_max (before any cap): at the start of the step;
     remedy_rejected_*: sequences, and tokens, that were not trained because of it, summed over updates. remedy_lr: what
     it multiplied the learning rate by. ess_*, lag_k3: of `lag.py`, before the first update. centre_weight_*: the
@@ -64,8 +64,8 @@ class StepMetrics:
     skew_positive: float
     skew_negative: float
     policy_drift_tokens: int
-    policy_drift_k3: float
-    policy_drift_max: float
+    policy_drift_k3: float | None
+    policy_drift_max: float | None
     grad_norm: float
     clip_factor: float
     remedy_weight_min: float
@@ -92,6 +92,10 @@ class StepMetrics:
     acceptance_sequence: float
     acceptance_sequence_raw: float
     rollbacks: int
+
+    def measured(self) -> dict[str, Any]:
+        """By name, without what is not known."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 NO_TOKENS: dict[str, Any] = {
@@ -225,8 +229,10 @@ def _k3(difference: Tensor, kernels: Kernels) -> float:
 def _policy_drift(records: Sequence[TokenRecord], alone: bool, kernels: Kernels) -> dict[str, Any]:
     """alone: the only update of a step, which begins at π_old."""
     known = [record.current - record.old for record in records if record.old is not None]
-    if alone or not known:
-        return {"policy_drift_tokens": sum(len(record.current) for record in records) if alone else 0}
+    if alone:
+        return {"policy_drift_tokens": sum(len(record.current) for record in records)}
+    if not known:
+        return {"policy_drift_k3": None, "policy_drift_max": None}
     difference = torch.cat(known)
     return {
         "policy_drift_tokens": len(difference),
