@@ -12,7 +12,7 @@ from vexact.report.figure import SHAPES, SLOTS, Grey, Line, Panel, Points, Rule,
 
 ROW = 17  # of an axis of names
 ZERO = "exactly zero throughout"
-ADVANCE = 5.6  # of a letter, about
+ADVANCE = 6.2  # of a letter, about; some browsers set them wide
 
 
 @dataclass(frozen=True)
