@@ -302,6 +302,8 @@ def test_a_unit_of_a_few_runs_makes_a_bound_less_sure() -> None:
     found = Within("a", "late_trainer", high=2.0, unit="exact").judge(arms)
     assert found.verdict == INCONCLUSIVE and found.numbers["means"]["a"]["value"] == pytest.approx(1.6)
     assert Within("a", "late_trainer", high=2.0, unit="nobody").judge(arms).verdict == NOT_TESTABLE
+    few = Within("a", "late_trainer", high=9.0, unit="few").judge(evidence(arm("few", [1.0] * 7), arms.arms["a"]))
+    assert few.verdict == INCONCLUSIVE and few.numbers["seeds"] == 7
     assert "units of that of exact" in Within("a", "late_trainer", high=2.0, unit="exact").text()
 
 

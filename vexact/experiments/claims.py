@@ -203,11 +203,10 @@ class Within:
     unit: str = ""
 
     def text(self) -> str:
-        bounds = [f"at least {self.low:g}"] * math.isfinite(self.low) + [f"at most {self.high:g}"] * math.isfinite(
-            self.high
-        )
+        limits = {"at least": self.low, "at most": self.high}
+        bounds = " and ".join(f"{word} {bound:g}" for word, bound in limits.items() if math.isfinite(bound))
         counted = f" in units of that of {self.unit}" if self.unit else ""
-        return f"mean {self.endpoint} of each arm{counted} is {' and '.join(bounds)}, by its 95 % bootstrap interval."
+        return f"mean {self.endpoint} of each arm{counted} is {bounds}, by its 95 % bootstrap interval."
 
     def fault(self) -> str:
         """What cannot be meant, empty where nothing is."""
@@ -216,18 +215,15 @@ class Within:
         return f"low = {self.low:g} is above high = {self.high:g}" if self.low > self.high else ""
 
     def judge(self, evidence: Evidence) -> Verdict:
-        unit = (
-            [value for arm in chosen(evidence, self.unit) for value in arm.values(self.endpoint)]
-            if self.unit
-            else [1.0]
-        )
+        unit = [value for arm in chosen(evidence, self.unit) for value in arm.values(self.endpoint)]
+        unit = unit if self.unit else [1.0]
         samples = {arm.name: arm.values(self.endpoint) for arm in chosen(evidence, self.arms)}
         samples = {name: values for name, values in samples.items() if values}
         known = all(math.isfinite(value) for values in samples.values() for value in values)
         if not samples or not known or not unit or not all(0.0 < value < math.inf for value in unit):
             return Verdict(NOT_TESTABLE, {})
         found = {name: ratio_interval(values, unit) for name, values in samples.items()}
-        seeds = min(len(values) for values in samples.values())
+        seeds = min(map(len, [*samples.values(), *([unit] if self.unit else [])]))
         numbers = {"means": {name: interval.numbers() for name, interval in found.items()}, "seeds": seeds}
         if seeds < FEW:
             return Verdict(INCONCLUSIVE, numbers)
