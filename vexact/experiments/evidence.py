@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vexact.experiments.endpoints import STEPS
+from vexact.experiments.study import reference_of
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,7 @@ class Evidence:
     arms: Mapping[str, ArmEvidence]
 
     def reference(self, arm: ArmEvidence) -> str:
-        """The exact arm that an arm is compared with, an exact one with itself; empty where there is none."""
-        if arm.role == "exact":
-            return arm.name
-        return arm.beside or next((each.name for each in self.arms.values() if each.role == "exact"), "")
+        return reference_of(arm, self.arms.values())
 
     def beside(self, reference: str, role: str) -> list[ArmEvidence]:
         """The arms of a role that are compared with an exact arm, itself among those of role `exact`."""

@@ -153,7 +153,7 @@ class Rarer:
         )
 
     def judge(self, evidence: Evidence) -> Verdict:
-        arms = chosen(evidence, self.arms)[:2]
+        arms = chosen(evidence, self.arms)
         reached = [
             {seed: math.isfinite(step) for seed, step in zip(arm.seeds, arm.by_run(self.endpoint), strict=True)
              if not math.isnan(step)}

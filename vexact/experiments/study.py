@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
@@ -114,10 +114,7 @@ class Study:
         return found
 
     def reference(self, arm: Arm) -> str:
-        """The exact arm that an arm is compared with, by name; an exact one with itself; empty where there is none."""
-        if arm.role == "exact":
-            return arm.name
-        return arm.beside or next((each.name for each in self.arms if each.role == "exact"), "")
+        return reference_of(arm, self.arms)
 
     def with_common(self, overrides: Mapping[str, Any]) -> Study:
         """The same study with further overrides of all arms."""
@@ -144,6 +141,24 @@ class Study:
             ],
         }
         return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
+
+
+class Placed(Protocol):
+    """What is known of an arm before and behind its runs alike."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def role(self) -> str: ...
+    @property
+    def beside(self) -> str: ...
+
+
+def reference_of(arm: Placed, arms: Iterable[Placed]) -> str:
+    """The exact arm that an arm is compared with, by name; an exact one with itself; empty where there is none."""
+    if arm.role == "exact":
+        return arm.name
+    return arm.beside or next((each.name for each in arms if each.role == "exact"), "")
 
 
 def split(patterns: str) -> list[str]:

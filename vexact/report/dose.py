@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -21,6 +22,18 @@ SIDE = "mismatch.side"
 SHARED = "both-shared"
 OFF = (None, "", "none", "off", 0, 0.0)
 COLLAPSE, PEAK = "collapse_step", "peak_trainer"  # endpoints: a step, none where it did not happen; what it needs
+
+
+@dataclass(frozen=True)
+class Response:
+    """What is drawn against the dose. note: how its marks are read."""
+
+    y: Axis
+    note: str
+
+
+SUCCESS = Response(Axis("success at the end", low=0.0, high=1.0), "Bars: range of seeds. Dashed: the exact arm.")
+COLLAPSED = Response(Axis("step of collapse", low=0.0, never="never"), "Top lane: no collapse.")
 
 
 def panels(study: Study) -> tuple[list[Panel], str]:
@@ -38,12 +51,12 @@ def _group(study: Study, group: Group, number: int) -> list[Panel]:
     more = "" if number == 1 else f"-{number}"
     title = study.titled("Success against K3", group)
     ends = {i: _success(study.arms[i]) for i in doses}
-    drawn = [_panel(study, group.exact, doses, "dose" + more, title, "success at the end", ends)]
+    drawn = [_panel(study, doses, "dose" + more, title, ends, SUCCESS, group.exact)]
     collapses = {i: steps for i in doses if (steps := [s for s in collapse(study.arms[i]) if not math.isnan(s)])}
     if any(math.isfinite(step) for steps in collapses.values() for step in steps):
         doses = {i: dose for i, dose in doses.items() if i in collapses}
         title = study.titled("Collapse against K3", group)
-        drawn.append(_panel(study, None, doses, "dose-collapse" + more, title, "step of collapse", collapses))
+        drawn.append(_panel(study, doses, "dose-collapse" + more, title, collapses, COLLAPSED))
     return drawn
 
 
@@ -64,10 +77,9 @@ def reached_steps(arm: Arm, name: str, needs: str) -> list[float]:
 
 
 def _panel(
-    study: Study, exact: Arm | None, doses: Mapping[int, float], id: str, title: str, label: str, values: Any
+    study: Study, doses: Mapping[int, float], id: str, title: str, values: Any, kind: Response, exact: Arm | None = None
 ) -> Panel:
-    """exact: whose success is drawn beside the others', where it is success that is drawn."""
-    by_step = label == "step of collapse"
+    """values: of each arm, what kind says. exact: an arm whose success is drawn beside the others'."""
     marks: list[Mark] = []
     told = []
     for i, dose in sorted(doses.items(), key=lambda pair: pair[1]):
@@ -75,7 +87,7 @@ def _panel(
         low, middle, high = spread(values[i])
         if any(math.isinf(v) for v in values[i]) and sum(map(math.isinf, values[i])) * 2 > len(values[i]):
             low, middle, high = min(values[i]), math.inf, math.inf
-        tip = f"{arm.label}: K3 {written(dose)}, {label} {written(middle)} ({written(low)} to {written(high)})"
+        tip = f"{arm.label}: K3 {written(dose)}, {kind.y.label} {written(middle)} ({written(low)} to {written(high)})"
         shape = SHAPES[1] if shared else SHAPES[0]
         least, most = ((low,), (high,)) if low < high else ((), ())
         marks.append(Points(i, arm.label, (dose,), (middle,), least, most, shape, shared, tips=(tip,)))
@@ -83,10 +95,8 @@ def _panel(
     if exact is not None and _success(exact):
         marks.append(Rule("the exact arm's median", y=spread(_success(exact))[1]))
     note = "Filled: mismatch between the sides. Hollow squares: both sides under the same noise, at the K3 of the arm "
-    note += "with the same settings otherwise. "
-    note += "Top lane: no collapse." if by_step else "Bars: range of seeds. Dashed: the exact arm."
-    y = Axis(label, low=0.0, never="never") if by_step else Axis(label, low=0.0, high=1.0)
-    return Panel(id, title, f"{title}. {'; '.join(told)}.", Axis("K3 reached, median of steps", log=True), y,
+    note += f"with the same settings otherwise. {kind.note}"
+    return Panel(id, title, f"{title}. {'; '.join(told)}.", Axis("K3 reached, median of steps", log=True), kind.y,
                  tuple(marks), note)  # fmt: skip
 
 

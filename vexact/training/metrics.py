@@ -228,9 +228,9 @@ def _k3(difference: Tensor, kernels: Kernels) -> float:
 
 def _policy_drift(records: Sequence[TokenRecord], alone: bool, kernels: Kernels) -> dict[str, Any]:
     """alone: the only update of a step, which begins at π_old."""
-    known = [record.current - record.old for record in records if record.old is not None]
     if alone:
         return {"policy_drift_tokens": sum(len(record.current) for record in records)}
+    known = [record.current - record.old for record in records if record.old is not None]
     if not known:
         return {"policy_drift_k3": None, "policy_drift_max": None}
     difference = torch.cat(known)
