@@ -113,6 +113,7 @@ TWO = [
 ]  # fmt: skip
 CLAIM = {"id": "x", "claim": "c", "rule": "gap", "arms": "exact"}
 WITHIN = {"id": "x", "claim": "c", "rule": "within", "arms": "a", "endpoint": "k3_max"}
+LEADS = {"id": "x", "claim": "c", "rule": "leads", "arms": "a", "first": "success_falls", "second": "k3_leaves"}
 RARER = {"id": "x", "claim": "c", "rule": "rarer", "arms": "a, b"}
 
 
@@ -136,6 +137,8 @@ RARER = {"id": "x", "claim": "c", "rule": "rarer", "arms": "a, b"}
         ({"arms": TWO, "claims": [{**CLAIM, "arms": "plain"}]}, "arm plain is exact: say what it is compared with"),
         ({"arms": TWO, "claims": [{**WITHIN}]}, "rule within: needs low, high or both"),
         ({"arms": TWO, "claims": [{**WITHIN, "low": 3.0, "high": 1.0}]}, "low = 3 is above high = 1"),
+        ({"arms": TWO, "claims": [{**WITHIN, "high": 1.0, "unit": "nobody"}]}, "unit = 'nobody' matches no arm"),
+        ({"arms": TWO, "claims": [{**LEADS, "control": "nobody"}]}, "control = 'nobody' matches no arm"),
         ({"arms": TWO, "claims": [{**RARER, "arms": "*"}]}, "is about two arms, and arms = '*' matches 4"),
         ({"arms": TWO, "claims": [{**RARER, "endpoint": "k3_max"}]}, "endpoint = k3_max is not one of collapse_step"),
         ({"common": {"stepps": 3}}, "unknown key stepps; did you mean steps"),

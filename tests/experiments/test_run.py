@@ -20,9 +20,11 @@ from rich.console import Console
 
 from vexact import cli
 from vexact.experiments import Computing, Outcome, dry_run, export_study, load_study, run_study
+from vexact.experiments import run as study_run
+from vexact.experiments.distance import Distance
 from vexact.experiments.endpoints import NAMES
 from vexact.experiments.lengths import length_slope
-from vexact.experiments.recipes import plan
+from vexact.experiments.recipes import Job, plan
 from vexact.experiments.reuse import reuse
 from vexact.experiments.study import StudyError
 from vexact.experiments.worker import attempt, done, serve, tidy
@@ -31,7 +33,7 @@ from vexact.loop.folder import RunFolder, read_lines, read_result
 from vexact.model.policy import Policy
 from vexact.model.tokenizer import load_tokenizer
 from vexact.recipe import RunSection, load_recipe
-from vexact_kernels import load
+from vexact_kernels import Kernels, load
 
 BASE: dict[str, Any] = {
     "steps": 3,
@@ -172,6 +174,24 @@ def test_a_run_that_is_not_finished_or_shorter_is_not_taken(made: Made, tmp_path
     assert reuse(jobs, [root]) == 1
     with pytest.raises(StudyError, match=r"--reuse: .*made.yaml is not the folder of a study"):
         reuse(jobs, [path])
+
+
+def test_distances_are_to_the_exact_arm_that_a_run_is_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arms = [
+        {"name": "exact", "role": "exact"}, {"name": "a"},
+        {"name": "plain exact", "role": "exact", "overrides": {"loss.advantage": "reward"}},
+        {"name": "b", "beside": "plain exact", "overrides": {"loss.advantage": "reward", "sync.every": 2}},
+    ]  # fmt: skip
+    study = load_study(write(tmp_path, seeds=2, arms=arms, claims=[], keep_models=True))
+    asked: list[tuple[set[str], set[str]]] = []
+
+    def noted(own: Sequence[Job], others: Sequence[Job], kernels: Kernels) -> dict[str, Distance]:
+        asked.append(({job.arm for job in own}, {job.arm for job in others}))
+        return {}
+
+    monkeypatch.setattr(study_run, "distances", noted)
+    study_run._away(study, plan(study, tmp_path / "out", load())[1], load())
+    assert asked == [({"exact"}, {"exact", "a"}), ({"plain exact"}, {"plain exact", "b"})]
 
 
 def test_little_stays_on_the_disk(made: Made) -> None:
