@@ -176,6 +176,20 @@ def test_a_run_that_is_not_finished_or_shorter_is_not_taken(made: Made, tmp_path
         reuse(jobs, [path])
 
 
+def test_a_run_parts_from_the_exact_arm_that_it_is_beside(tmp_path: Path) -> None:
+    plain = {"loss.advantage": "reward"}
+    arms = [
+        {"name": "exact", "role": "exact"}, {"name": "plain exact", "role": "exact", "overrides": plain},
+        {"name": "nothing", "beside": "plain exact",
+         "overrides": {**plain, "mismatch.site": "logits", "mismatch.sigma": 0.0}},
+    ]  # fmt: skip
+    outcome, _ = run(write(tmp_path, arms=arms, claims=[]), tmp_path / "out")
+    exact, own, nothing = outcome.results["arms"]
+    assert own["runs"][0]["fingerprint"] == nothing["runs"][0]["fingerprint"] != exact["runs"][0]["fingerprint"]
+    assert outcome.results["endpoints"]["nothing"]["parted"] == [None]
+    assert [arm["beside"] for arm in (exact, own, nothing)] == ["exact", "plain exact", "plain exact"]
+
+
 def test_distances_are_to_the_exact_arm_that_a_run_is_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arms = [
         {"name": "exact", "role": "exact"}, {"name": "a"},

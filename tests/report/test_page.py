@@ -150,6 +150,18 @@ def test_sixty_arms_fit_and_can_be_told_apart(tmp_path: Path) -> None:
     assert len(set(re.findall(r'figure id="(each-\d+)"', page))) == 60
 
 
+def test_only_null_arms_that_the_grey_band_stands_for_are_hidden(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "s", dose_arms((1e-2,)), seeds=2, steps=20, rollouts=False)
+    results = json.loads((folder / "results.json").read_text())
+    names = [arm["name"] for arm in results["arms"]]
+    for arm in results["arms"]:
+        arm["role"] = "exact" if arm["name"] == "sampler-0.01" else arm["role"]
+        arm["beside"] = "sampler-0.01" if arm["name"] == "draws" else "exact"
+    (folder / "results.json").write_text(json.dumps(results))
+    hidden = re.findall(r'class="arm[^"]* of-null"[^>]* data-a="(\d+)"', page_of(folder, to=tmp_path / "report.html"))
+    assert {names[int(place)] for place in hidden} == {"flip"}
+
+
 @pytest.mark.parametrize("arms", [1, 2])
 def test_few_plain_runs_make_a_page(tmp_path: Path, arms: int) -> None:
     folders = [write_run(tmp_path / f"run{i}", metric_lines(MadeArm("a"), i, i, 8, 4), 8, {}) for i in range(arms)]

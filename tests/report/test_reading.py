@@ -145,3 +145,22 @@ def test_arms_of_two_studies_stay_beside_the_exact_arm_of_their_own(tmp_path: Pa
     references = {arm.name: (study.reference(arm) or arm).name for arm in study.arms}
     assert references["sampler-0.01"] == references["flip"] == "exact"
     assert references["sampler-0.01 (2)"] == references["flip (2)"] == references["exact (2)"] == "exact (2)"
+
+
+def beside(folder: Path, placed: dict[str, str]) -> Path:
+    """The study in a folder, its arm `flip` an exact one and some of the others beside it."""
+    results = json.loads((folder / "results.json").read_text())
+    for arm in results["arms"]:
+        arm["role"] = "exact" if arm["name"] == "flip" else arm["role"]
+        arm["beside"] = placed.get(arm["name"], "exact")
+    (folder / "results.json").write_text(json.dumps(results))
+    return folder
+
+
+def test_an_arm_stands_beside_the_exact_arm_that_its_study_says(tmp_path: Path) -> None:
+    folders = [write_study(tmp_path / name, dose_arms((1e-2,)), seeds=1, steps=5, rollouts=False) for name in "ab"]
+    first, second = (beside(folder, {"sampler-0.01": "flip"}) for folder in folders)
+    for study, extra in ((read_sources([first]), ""), (read_sources([first, second]), " (2)")):
+        references = {arm.name: (study.reference(arm) or arm).name for arm in study.arms}
+        assert references[f"sampler-0.01{extra}"] == f"flip{extra}"
+        assert references[f"both-shared-0.01{extra}"] == f"exact{extra}"
