@@ -72,6 +72,60 @@ def test_what_one_file_lacks_makes_it_inconclusive(run: Run, equal: tuple[str, s
     assert code == 3 and "inconclusive: 0 tokens compared, at least 1 needed" in out
 
 
+def test_the_second_file_must_say_which_of_its_sides_is_meant(run: Run, tmp_path: Path) -> None:
+    """A trainer's batch holds the sampler's column too: compared with where it came from it is equal by itself."""
+    files = tmp_path / "sampled.jsonl", tmp_path / "batch.jsonl"
+    files[0].write_text(json.dumps({"id": 0, "completion_ids": [1], "logprobs": [-0.5]}))
+    batch = {"id": 0, "completion_ids": [1], "rollout_log_probs": [-0.5], "old_log_probs": [-0.75]}
+    files[1].write_text(json.dumps(batch))
+    columns = "columns: rollout_log_probs, old_log_probs"
+    for command in ("compare", "calibrate"):
+        code, out, err = run(command, *map(str, files))
+        said = f"{files[1]}: which column holds the log-probabilities to compare? Give FILE:COLUMN; {columns}"
+        assert (code, out) == (2, "") and said in err
+    assert run("compare", str(files[0]), f"{files[1]}:old_log_probs")[0] == 1
+    assert run("compare", str(files[0]), f"{files[1]}:rollout_log_probs")[0] == 0
+    del batch["rollout_log_probs"]
+    files[1].write_text(json.dumps(batch))
+    assert run("compare", *map(str, files))[0] == 1  # a trainer's column alone is taken
+
+
+@pytest.mark.parametrize("sampler, trainer, said", [
+    (1.5, 0.7, ("1.5", "0.7")),
+    (0, 0.7, ("1", "0.7")),  # greedy sampling's log-probabilities are those at 1
+    (0.0, 1, None),
+    (0.7, 0.7, None),
+    (None, 0.7, None),
+])  # fmt: skip
+def test_rollouts_that_say_two_temperatures_make_it_inconclusive(
+    run: Run, tmp_path: Path, sampler: float | None, trainer: float, said: tuple[str, str] | None
+) -> None:
+    """A distance between laws at two temperatures says nothing of two engines."""
+    files = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    for file, own in zip(files, (sampler, trainer), strict=True):
+        rows = [{"id": f"r{i}", "completion_ids": [i], "logprobs": [-0.5], "temperature": 1.0} for i in range(3)]
+        rows[1]["temperature"] = own
+        file.write_text("\n".join(map(json.dumps, rows)))
+    code, out, err = run("compare", *map(str, files), "--max-k3", "1e-3")
+    assert (code, err) == (0 if said is None else 3, "")
+    for text in (out, run("calibrate", *map(str, files))[1]):
+        assert ("two temperatures" in text) == (said is not None)
+        if said is not None:
+            where = f"r1 at {said[0]} in {files[0]} (logprobs) and at {said[1]} in {files[1]} (logprobs)"
+            assert f"1 rollouts are at two temperatures: {where}\n" in text
+
+
+def test_temperatures_of_what_is_not_compared_are_not_judged(run: Run, tmp_path: Path) -> None:
+    files = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    for file, own in zip(files, (1.0, 0.7), strict=True):
+        rows = [{"id": i, "completion_ids": [i], "logprobs": [-0.5], "mask": [1], "temperature": 1.0} for i in range(3)]
+        rows[1] |= {"temperature": own, "mask": [0]}
+        rows[2] |= {"temperature": own, "logprobs": None}
+        file.write_text("\n".join(map(json.dumps, rows)))
+    found, out, _ = run("compare", *map(str, files), "--max-unscored", "1")
+    assert found == 0 and "temperatures" not in out
+
+
 @pytest.fixture
 def scored_in_part(tmp_path: Path) -> Callable[..., tuple[str, str]]:
     """Two columns of four rollouts, of which so many were not scored and so many hold no token that counts."""

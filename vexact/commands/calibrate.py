@@ -201,7 +201,8 @@ def _left_out(paired: Paired) -> list[str]:
     said = [
         f"only in {name}: {len(ids):,} rollouts" for ids, name in zip(paired.only, paired.names, strict=True) if ids
     ]
-    return said + ([f"not scored: {paired.unscored:,} rollouts"] if paired.unscored else [])
+    said += [f"not scored: {paired.unscored:,} rollouts"] if paired.unscored else []
+    return said + ([paired.at_two_temperatures] if paired.tempered else [])
 
 
 def _bin_row(each: Bin, form: str) -> str:

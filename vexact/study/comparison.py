@@ -84,6 +84,8 @@ class Comparison:
             if ids:
                 more = ", …" if len(ids) > NAMED else ""
                 reasons.append(f"{len(ids)} rollouts only in {name}: {', '.join(ids[:NAMED])}{more}")
+        if paired.tempered:
+            reasons.append(paired.at_two_temperatures)
         if paired.unscored > self.limits.max_unscored:
             reasons.append(f"{self._unscored}, at most {self.limits.max_unscored} allowed")
         return tuple(reasons)

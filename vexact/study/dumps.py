@@ -50,6 +50,7 @@ class Paired:
 
     names: of both columns. pairs: float32 [tokens] each, sampler's before trainer's. only: ids that one side alone has.
     unscored: rollouts where either side says that nothing was found; empty: those without a live token.
+    tempered: of each compared rollout whose sides say different temperatures, its id and both.
     """
 
     names: tuple[str, str]
@@ -58,16 +59,28 @@ class Paired:
     only: tuple[tuple[str, ...], tuple[str, ...]]
     unscored: int
     empty: int
+    tempered: tuple[tuple[str, float, float], ...] = ()
 
     @property
     def tokens(self) -> int:
         return sum(len(sampler) for sampler, _ in self.pairs)
 
+    @property
+    def at_two_temperatures(self) -> str:
+        """How many rollouts the sides have at different temperatures, and the first of them; empty where none is."""
+        if not self.tempered:
+            return ""
+        key, one, other = self.tempered[0]
+        first = f"{key} at {one:g} in {self.names[0]} and at {other:g} in {self.names[1]}"
+        return f"{len(self.tempered)} rollouts are at two temperatures: {first}"
+
 
 def read_pair(sampler: str, trainer: str | None = None) -> Paired:
     """sampler, trainer: `file`, `file:column` or a run's folder. Without a trainer's: the second column of the file.
 
-    Raises BadInput in one line naming file, rollout and position for all that cannot be compared.
+    Of a trainer's file that holds a sampler's and a trainer's column, one must be named: the sampler's would often be a
+    copy of the first file's, equal whatever the trainer found. Raises BadInput in one line naming file, rollout and
+    position for all that cannot be compared.
     """
     path, column = _place(sampler)
     rows = _rows(path)
@@ -76,7 +89,7 @@ def read_pair(sampler: str, trainer: str | None = None) -> Paired:
         return _joined(one, Dump.of(path, _default(rows, TRAINER, path, beside=one.column), rows))
     other, second = _place(trainer)
     others = rows if other == path else _rows(other)
-    return _joined(one, Dump.of(other, second or _default(others, SAMPLER, other), others))
+    return _joined(one, Dump.of(other, second or _only(others, other), others))
 
 
 def read_column(given: str) -> Dump:
@@ -89,7 +102,7 @@ def read_column(given: str) -> Dump:
 def _joined(sampler: Dump, trainer: Dump) -> Paired:
     if (sampler.name, sampler.column) == (trainer.name, trainer.column):
         raise BadInput(f"{sampler.name}: the same column on both sides: {sampler.column}")
-    ids, pairs, unscored, empty = [], [], 0, 0
+    ids, pairs, tempered, unscored, empty = [], [], [], 0, 0
     for key, row in sampler.rows.items():
         if key not in trainer.rows:
             continue
@@ -104,13 +117,15 @@ def _joined(sampler: Dump, trainer: Dump) -> Paired:
             empty += 1
             continue
         ids.append(key)
+        if row.divisor is not None and other.divisor is not None and row.divisor != other.divisor:
+            tempered.append((key, row.divisor, other.divisor))
         pairs.append((torch.from_numpy(left[live]), torch.from_numpy(right[live])))
     only = (
         tuple(k for k in sampler.rows if k not in trainer.rows),
         tuple(k for k in trainer.rows if k not in sampler.rows),
     )
     names = f"{sampler.name} ({sampler.column})", f"{trainer.name} ({trainer.column})"
-    return Paired(names, tuple(ids), tuple(pairs), only, unscored, empty)
+    return Paired(names, tuple(ids), tuple(pairs), only, unscored, empty, tuple(tempered))
 
 
 def _live(row: Row, other: Row) -> NDArray[np.bool_]:
@@ -160,16 +175,30 @@ def _values(name: str, column: str, row: Row) -> NDArray[np.float32] | None:
 
 def _default(rows: Mapping[str, Row], known: Sequence[str], path: Path, beside: str | None = None) -> str:
     """The column that a file's shape names; the one other column where a file has two of no known name."""
-    columns = list(dict.fromkeys(column for row in rows.values() for column in row.columns))
+    columns = _columns(rows)
     found = [column for column in known if column in columns]
     others = [column for column in columns if column != beside]
     if found:
         return found[0]
     if len(others) == 1:
         return others[0]
-    listed = ", ".join(columns) or "none"
-    which = "log-probabilities" if beside is None else f"log-probabilities beside {beside}"
-    raise BadInput(f"{path}: which column holds the {which}? Give FILE:COLUMN; columns: {listed}")
+    raise _which(path, "log-probabilities" if beside is None else f"log-probabilities beside {beside}", columns)
+
+
+def _only(rows: Mapping[str, Row], path: Path) -> str:
+    """The default column of a file that stands behind another. Raises BadInput where it holds what both sides found."""
+    columns = _columns(rows)
+    if set(columns) & set(SAMPLER) and set(columns) & set(TRAINER):
+        raise _which(path, "log-probabilities to compare", columns)
+    return _default(rows, SAMPLER, path)
+
+
+def _columns(rows: Mapping[str, Row]) -> list[str]:
+    return list(dict.fromkeys(column for row in rows.values() for column in row.columns))
+
+
+def _which(path: Path, what: str, columns: Sequence[str]) -> BadInput:
+    return BadInput(f"{path}: which column holds the {what}? Give FILE:COLUMN; columns: {', '.join(columns) or 'none'}")
 
 
 def _place(given: str) -> tuple[Path, str | None]:

@@ -20,9 +20,9 @@ In *slant*: the column taken where none is named. A record may hold one rollout 
 give random ids. A choice beyond the first has its index behind a slash.
 
 Any shape may also hold `temperature`, as ours do: what logits were divided by before the log-probabilities were taken,
-one number for a record or a list of one a rollout. `vexact calibrate --model` scores each rollout at its own. 0 is
-greedy sampling, whose log-probabilities are those at 1; where a server recorded raw ones, as vLLM does by default, it
-is 1.
+one number for a record or a list of one a rollout. `vexact calibrate --model` scores each rollout at its own, and
+`vexact compare` says where the two sides of a rollout have different ones. 0 is greedy sampling, whose
+log-probabilities are those at 1; where a server recorded raw ones, as vLLM does by default, it is 1.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Row:
     """A rollout. prompt: None where the dump does not say. tokens: ids, or texts where it has no ids.
 
     columns: raw lists by name, None where the dump says that nothing was found. live: 0 where a token is not compared.
-    temperature: that the log-probabilities are at, as it was found; None where the dump does not say.
+    temperature: as it was found; None where the dump does not say.
     """
 
     id: str
@@ -67,6 +67,11 @@ class Row:
     columns: Mapping[str, Sequence[Any] | None]
     live: tuple[int, ...] | None = None
     temperature: float | None = None
+
+    @property
+    def divisor(self) -> float | None:
+        """The temperature that the log-probabilities are at: those of greedy sampling, 0, are at 1."""
+        return 1.0 if self.temperature == 0 else self.temperature
 
 
 def rows_of(record: Any, first: int, where: str) -> list[Row]:
