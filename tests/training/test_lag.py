@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from vexact.training.acceptance import measure_acceptance
-from vexact.training.lag import effective, lognormal, measure_lag, no_lag
+from vexact.training.lag import effective, k3, lognormal, measure_lag, no_lag
 
 
 def test_effective_sizes_are_their_formulas() -> None:
@@ -47,6 +47,15 @@ def test_sequences_multiply_their_tokens() -> None:
     assert up == pytest.approx(math.e - 2.0, rel=1e-13)  # of ℓ = e; of 1/e it is e⁻¹
     k3 = [math.expm1(x) - x for x in (0.5, -0.5)]
     assert measure_lag(apart, zeros, cuts)["lag_k3"] == pytest.approx(sum(k3) / 2, rel=1e-13)
+
+
+@pytest.mark.parametrize("size", [1e-2, 1e-4, 1e-6])
+def test_k3_keeps_its_digits_where_policies_are_close(size: float) -> None:
+    """In float32 e^d − 1 − d has none left of d = 1e-4."""
+    moved = torch.tensor([size, -size, 0.0])
+    d = float(moved[0].double())
+    assert k3(moved, torch.zeros(3)) == pytest.approx((d**2 / 2 + d**4 / 24) * 2 / 3, rel=1e-8)
+    assert k3(torch.tensor([math.inf]), torch.zeros(1)) == math.inf
 
 
 def test_lognormal_ratios_reach_one_half_at_a_spread_of_0_833() -> None:

@@ -37,7 +37,6 @@ def measure_lag(current: Tensor, source: Tensor, cuts: Sequence[slice]) -> dict[
     """
     delta = _float64(current) - _float64(source)
     sequences = np.array([total(delta[cut]) for cut in cuts])
-    finite = bool(np.isfinite(delta).all())
     return {
         "ess_token": effective(delta),
         "ess_token_lognormal": lognormal(delta),
@@ -45,8 +44,15 @@ def measure_lag(current: Tensor, source: Tensor, cuts: Sequence[slice]) -> dict[
         "ess_sequence": effective(sequences),
         "ess_sequence_lognormal": lognormal(sequences),
         "ess_sequences": len(sequences),
-        "lag_k3": mean(expm1(delta) - delta) if finite else float("inf"),
+        "lag_k3": k3(current, source),
     }
+
+
+def k3(current: Tensor, earlier: Tensor) -> float:
+    """The mean over tokens of r − 1 − log r with r = e^(current − earlier), of float32 log-probabilities [tokens]: in
+    float64, as float32 loses it below differences of 1e-3. Infinite where one of them is not finite."""
+    delta = _float64(current) - _float64(earlier)
+    return mean(expm1(delta) - delta) if np.isfinite(delta).all() else float("inf")
 
 
 def effective(log: Floats) -> float:

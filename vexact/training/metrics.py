@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vexact.model.remedy import Ratios, Weighted
 from vexact.training.functions import mean
-from vexact.training.lag import no_lag
+from vexact.training.lag import k3, no_lag
 from vexact_kernels import Kernels
 
 
@@ -185,7 +185,7 @@ def measure_updates(updates: Sequence[UpdateRecord], kernels: Kernels) -> dict[s
         "grad_norm": average([update.grad_norm for update, _ in trained]),
         "clip_factor": min(update.clip_factor for update, _ in trained),
         **_over_tokens([tokens for _, tokens in trained], kernels),
-        **_policy_drift([tokens for _, tokens in trained], len(updates) == 1, kernels),
+        **_policy_drift([tokens for _, tokens in trained], len(updates) == 1),
         **rejected,
     }
 
@@ -195,13 +195,13 @@ def _over_tokens(records: Sequence[TokenRecord], kernels: Kernels) -> dict[str, 
         return torch.cat([getattr(record, name) for record in records])
 
     ratio, clipped = column("ratio"), column("clipped")
-    difference, centre = column("current") - column("behaviour"), column("centre")
+    centre = column("centre")
     return {
         "nonfinite_tokens": int((~column("finite")).sum()),
         "ratio_min": float(ratio.min()),
         "ratio_max": float(ratio.max()),
         "clip_fraction": int(clipped.sum()) / len(clipped),
-        "k3": _k3(difference, kernels),
+        "k3": k3(column("current"), column("behaviour")),
         "entropy": float(mean(column("entropy"), kernels)),
         "kl": float(mean(column("kl"), kernels)),
         **_skew(ratio, column("advantage"), kernels),
@@ -222,22 +222,18 @@ def _skew(ratio: Tensor, advantage: Tensor, kernels: Kernels) -> dict[str, float
     return found
 
 
-def _k3(difference: Tensor, kernels: Kernels) -> float:
-    return float(mean((kernels.exp(difference) - 1.0) - difference, kernels))
-
-
-def _policy_drift(records: Sequence[TokenRecord], alone: bool, kernels: Kernels) -> dict[str, Any]:
+def _policy_drift(records: Sequence[TokenRecord], alone: bool) -> dict[str, Any]:
     """alone: the only update of a step, which begins at π_old."""
     if alone:
         return {"policy_drift_tokens": sum(len(record.current) for record in records)}
-    known = [record.current - record.old for record in records if record.old is not None]
+    known = [(record.current, record.old) for record in records if record.old is not None]
     if not known:
         return {"policy_drift_k3": None, "policy_drift_max": None}
-    difference = torch.cat(known)
+    current, old = (torch.cat(column) for column in zip(*known, strict=True))
     return {
-        "policy_drift_tokens": len(difference),
-        "policy_drift_k3": _k3(difference, kernels),
-        "policy_drift_max": float(difference.abs().max()),
+        "policy_drift_tokens": len(current),
+        "policy_drift_k3": k3(current, old),
+        "policy_drift_max": float((current - old).abs().max()),
     }
 
 
