@@ -105,14 +105,19 @@ def test_under_noise_centred_scores_are_another_run() -> None:
 
 
 def test_rejected_steps_are_taken_back_and_the_next_batch_comes_from_before() -> None:
-    found = lines(of(RemedySection(accept="mipu", accept_c=0.0), sync=SyncSection(1), mismatch=NOISE))
+    """Weights, version and place in the schedule of the learning rate: what the step before had is the next one's."""
+    remedy, optimizer = RemedySection(accept="mipu", accept_c=0.0), replace(RECIPE.optimizer, schedule="linear")
+    found = lines(of(remedy, sync=SyncSection(1), mismatch=NOISE, optimizer=optimizer))
+    rates = {line["sampler_version"]: line["lr"] for line in found}
+    assert [rates[line["sampler_version"]] for line in found] == [line["lr"] for line in found]
+    assert len(set(rates.values())) == len(rates)  # each version has its own
     back = [line["remedy_after"] == "rollback" for line in found]
     assert 0 < sum(back) < len(found)
     for (line, following), rejected in zip(pairwise(found), back, strict=False):
         assert rejected == (line["candidate"] == 1 and line["acceptance_token"] < 0)
         assert following["rollbacks"] == line["rollbacks"] + rejected
         if rejected:
-            assert line["skipped"] == "discarded by the remedy"
+            assert line["skipped"] == "discarded by the remedy" and following["lr"] > line["lr"]
             assert following["sampler_version"] == line["sampler_version"] - 1 and following["candidate"] == 0
 
 

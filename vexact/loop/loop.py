@@ -235,11 +235,12 @@ class Loop:
         sampler = self.mismatch.sampler(clean, step, self.versions.before(step))
         self.trainer.view = partial(self.mismatch.trainer, step=step)
         self.trainer.accepts = {sampler.digest}
+        self.trainer.scores_all = not recipe.mismatch.off
         self.trainer.disturb = partial(self.mismatch.gradients, kernels=self.trainer.kernels, step=step)
         found, scoring = self.gather(step, sampler, display)
         sampled = perf_counter()
         display.training(step)
-        self.trainer.optimizer.lr = learning_rate(recipe.optimizer, step, recipe.steps)
+        self.trainer.optimizer.lr = learning_rate(recipe.optimizer, self._scheduled(step), recipe.steps)
         advantages = self.trainer.advantages(found.rollouts, found.rewards, max_tokens=recipe.sampling.max_tokens)
         source = Source(exact=self.trainer.view(clean), sampler=sampler)
         every = recipe.run.diagnose
@@ -322,6 +323,11 @@ class Loop:
     ) -> list[Rollout]:
         """Rollouts of that policy, in order of their ids."""
         return sample_shared(self.samplers.adopt(policy), requests, self.ranks, progress)
+
+    def _scheduled(self, step: int) -> int:
+        """The step of the learning rate's schedule: a step that was taken back takes its place in it back too."""
+        remedy = self.trainer.remedy
+        return self.trainer.policy.version if remedy is not None and remedy.can_undo else step
 
     def obey(self, step: int, metrics: dict[str, Any]) -> str:
         """Do what the remedy wants behind a step, and publish its weights, or those of before it."""

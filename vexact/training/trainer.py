@@ -71,7 +71,9 @@ class Trainer:
     view: what the trainer scores and differentiates in the place of its own policy, and of its reference, by default
     that very object.
     accepts: arithmetic digests of samplers that rollouts may come from beside its own. disturb: what is done to an
-    update's finished gradients before anything reads them, by default nothing. rollbacks: how many were done.
+    update's finished gradients before anything reads them, by default nothing. scores_all: score every token before the
+    first of several updates though the loss needs no π_old, so that `mismatch_*` and `scored` are of the whole batch.
+    rollbacks: how many were done.
 
     scored: what `mismatch_*` of the step before compared with the recorded log-probabilities: float32 [tokens] of the
     rollouts that were not dropped, ids ascending; of the first ones only where no more were compared, None where none.
@@ -98,6 +100,7 @@ class Trainer:
         self.view: Callable[[Policy], Policy] = _itself
         self.accepts: set[str] = set()
         self.disturb: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
+        self.scores_all = False
         self.rollbacks = 0
         self.optimizer = AdamW(masters, self.section, self.kernels)
         self.gradients = Gradients(policy.config, self.kernels)
@@ -222,7 +225,7 @@ class Trainer:
         """
         several, remedy = self.loss.epochs * self.loss.mini_batches > 1, self.remedy
         looks = remedy is not None and (remedy.beforehand or (several and remedy.needs_lag))
-        wanted = looks or (several and self.loss.anchor == "recomputation")
+        wanted = looks or (several and (self.scores_all or self.loss.anchor == "recomputation"))
         old = self._logprobs(self.view(self.policy), batch) if wanted else None
         if source is not None and source.exact.version != self.policy.version:
             self.replayed = self._logprobs(source.exact, batch)
