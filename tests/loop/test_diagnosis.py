@@ -60,6 +60,14 @@ def test_a_disturbed_trainer_bends_the_gradient(tmp_path: Path) -> None:
         assert line["gradient_bias"] > 0
 
 
+def test_noise_on_gradients_bends_them_and_is_seen(tmp_path: Path) -> None:
+    """Of relative size σ on every number: |g − exact| is σ·|exact|, as far as a stack's numbers are of one size."""
+    for line in lines(tmp_path, site="gradients", sigma=0.5, side="trainer"):
+        assert 0.4 < line["gradient_bias"] < 0.6
+        assert line["gradient_cosine"] == pytest.approx((1 + 0.5**2) ** -0.5, abs=0.05)
+        assert line["drift_norm"] == 0.0
+
+
 def test_the_plain_gradient_is_the_one_that_a_plain_step_takes(tmp_path: Path) -> None:
     for line in lines(tmp_path, site="weights", sigma=0.2):
         assert line["reinforce_norm"] == pytest.approx(line["grad_norm"], rel=1e-2)  # bfloat16 rounds other divisors

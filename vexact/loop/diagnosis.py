@@ -6,8 +6,8 @@ computes it:
 - **drift**: mean of A·s̄ with s̄ = Σ_v q_v s_v, which is 0 where the sampler's q is p_θ: what the sampler's side adds
   whatever the rewards say. Taken as g less the centred gradient, mean of A·(s_a − s̄). Beside its norm the cosine
   between it and g.
-- **gradient_cosine, gradient_bias**: g against the same of the exact policy on the same batch, and |g − exact| over
-  |exact|. Exactly 1 and 0 where the trainer's side is exact.
+- **gradient_cosine, gradient_bias**: g, with what disturbs finished gradients, against the same of the exact policy on
+  the same batch, and |g − exact| over |exact|. Exactly 1 and 0 where the trainer's side is exact.
 - **noise_projection**: how far the step moved the weights along the noise that the sampler's have, Σ Δθ·δW / |δW|.
 
 - **truth_cosine**: g against the gradient of a fresh batch many times as large, sampled and scored by the exact policy;
@@ -118,10 +118,11 @@ def diagnose(trainer: Trainer, batch: Batch, source: Source) -> tuple[dict[str, 
         "gradient_cosine": 1.0,
         "gradient_bias": 0.0,
     }
-    if seen is not trainer.policy:
-        exact = gradient(trainer.policy, sequences, weights, at_once)
-        apart = {name: plain[name].double() - exact[name].double() for name in plain}
-        found["gradient_cosine"] = cosine(plain, exact)
+    used = trainer.disturb(plain)
+    if seen is not trainer.policy or any(used[name] is not plain[name] for name in plain):
+        exact = plain if seen is trainer.policy else gradient(trainer.policy, sequences, weights, at_once)
+        apart = {name: used[name].double() - exact[name].double() for name in used}
+        found["gradient_cosine"] = cosine(used, exact)
         found["gradient_bias"] = _ratio(norm(apart), norm(exact))
     return found, plain
 
