@@ -253,6 +253,7 @@ def test_noise_on_gradients_is_relative_to_each_tensor(policy: Policy) -> None:
         ({"cause": "split-k", "site": "kv"}, "goes without a site"),
         ({"cause": "missed-sync", "side": "trainer"}, "befalls the sampler"),
         ({"site": "logits", "start": 5, "stop": 5}, "stop = 5 must be above start = 5"),
+        ({"site": "logits", "start": 2, "ramp": 9, "stop": 10}, "ramp = 9 from start = 2 is not over at stop = 10"),
         ({"site": "logits", "sigma": 0.1, "hold": "k3"}, "needs a k3 to hold"),
         ({"top_p": 1.5}, "top_p = 1.5 must be at most 1"),
     ],

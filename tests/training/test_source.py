@@ -150,7 +150,7 @@ def test_a_centred_step_does_not_know_how_many_ranks_share_it() -> None:
 
 
 def test_what_a_mask_leaves_out_has_no_centred_gradient() -> None:
-    remedy = RemedySection(centre="scores", sequence="negatives", sequence_delta=1e-6)
+    remedy = RemedySection(centre="scores", sequence="negatives", sequence_ratio="current", sequence_delta=1e-6)
     trainer = make_trainer(loss=LossSection("reinforce", remedy=remedy))
     rollouts, source = older(trainer)
     metrics = trainer.step(rollouts, ADVANTAGES, source)

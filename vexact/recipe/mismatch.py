@@ -85,6 +85,11 @@ class MismatchSection:
             raise RecipeError(f"mismatch.{sizes[0]} needs a mismatch.site")
         if self.stop and self.stop <= self.start:
             raise RecipeError(f"mismatch.stop = {self.stop} must be above start = {self.start}, or 0")
+        if self.stop and self.ramp and self.start + self.ramp > self.stop:
+            raise RecipeError(
+                f"mismatch.ramp = {self.ramp} from start = {self.start} is not over at stop = {self.stop}: noise would "
+                "never have its size"
+            )
         if self.top_p > 1.0:
             raise RecipeError(f"mismatch.top_p = {self.top_p} must be at most 1")
         if self.actual_site != "off":

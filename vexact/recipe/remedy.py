@@ -140,6 +140,11 @@ class RemedySection:
 
     def _check_parts(self) -> None:
         level = self.sequence_level
+        if self.sequence == "negatives" and self.sequence_ratio == "correction":
+            raise RecipeError(
+                "loss.remedy.sequence = negatives needs sequence_ratio = current (p_θ/q, the paper's) or drift: "
+                "correction is 1 wherever π_old is what the sampler recorded, and would mask nothing"
+            )
         if level in ("k2", "k3") and self.sequence not in ("off", "rejection"):
             raise RecipeError(f"loss.remedy.sequence_level = {level}: {self.sequence} weighs by a ratio, not by this")
         if level in ("k2", "k3") and self.sequence_kappa:
