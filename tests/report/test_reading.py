@@ -147,6 +147,24 @@ def test_arms_of_two_studies_stay_beside_the_exact_arm_of_their_own(tmp_path: Pa
     assert references["sampler-0.01 (2)"] == references["flip (2)"] == references["exact (2)"] == "exact (2)"
 
 
+def test_what_was_kept_of_two_studies_stays_with_its_own_arms(tmp_path: Path) -> None:
+    """Exported studies have no rollouts: their Δ is read from what was kept, by the names of their arms."""
+    folders = [write_study(tmp_path / name, dose_arms((1e-2,)), seeds=1, steps=5, rollouts=False) for name in "ab"]
+    for folder in folders:
+        (folder / "deltas.json.gz").write_bytes(gzip.compress(json.dumps({
+            "deltas": {name: f"{folder.name} {name}" for name in ("exact", "sampler-0.01")},
+            "rollouts": {"exact": [f"a rollout of {folder.name}"]},
+        }).encode()))  # fmt: skip
+    assert read_sources(folders).distributions == {
+        "deltas": {"exact": "a exact", "sampler-0.01": "a sampler-0.01",
+                   "exact (2)": "b exact", "sampler-0.01 (2)": "b sampler-0.01"},
+        "rollouts": {"exact": ["a rollout of a"], "exact (2)": ["a rollout of b"]},
+    }  # fmt: skip
+    (folders[1] / "deltas.json.gz").write_bytes(gzip.compress(b'{"deltas": []}'))
+    with pytest.raises(ReportError, match=r"deltas\.json\.gz: not what vexact report --keep writes"):
+        read_sources(folders)
+
+
 def beside(folder: Path, placed: dict[str, str]) -> Path:
     """The study in a folder, its arm `flip` an exact one and some of the others beside it."""
     results = json.loads((folder / "results.json").read_text())

@@ -31,7 +31,7 @@ KEPT = (
     "tim/k3", "tim/k1", "tim/abs_mean", "tim/abs_p99", "tim/abs_max", "tim/ess", "tim/ess_sequence",
     "rollout_corr/k3_kl", "rollout_corr/chi2_token", "rollout_corr/chi2_seq",
     "ess_token", "ess_sequence", "lag_k3", "policy_drift_k3", "gap/ess_sequence",
-    "mismatch_sigma", "noise_projection", "gradient_bias", "gradient_cosine", "truth_cosine",
+    "mismatch_sigma", "noise_projection", "gradient_bias", "gradient_cosine", "truth_cosine", "truth_split_cosine",
     "remedy_weight_mean", "remedy_weight_max", "remedy_rejected_tokens", "completion_length_mean",
 )  # fmt: skip
 PREFIXES = ("drift", "skew_")

@@ -46,13 +46,18 @@ def read_sources(paths: Sequence[Path]) -> Study:
         studies.append(_plain(plain))
     if len(studies) == 1:
         return studies[0]
+    studies = list(_distinct(studies))
+    kept: dict[str, dict[str, Any]] = {}
+    for study in studies:
+        for kind, arms in study.distributions.items():
+            kept.setdefault(kind, {}).update(arms)
     return Study(
         title=" · ".join(study.title for study in studies),
         question=" ".join(study.question for study in studies if study.question),
-        arms=tuple(_distinct([study.arms for study in studies])),
+        arms=tuple(arm for study in studies for arm in study.arms),
         claims=tuple(claim for study in studies for claim in study.claims),
         notes=tuple(note for study in studies for note in study.notes),
-        distributions={name: value for study in studies for name, value in study.distributions.items()},
+        distributions=kept,
     )
 
 
@@ -63,6 +68,8 @@ def _read_study(folder: Path) -> Study:
         raise ReportError(f"{file}: is not the result of a study: it has no list of arms")
     curves = read_json(folder / CURVES) if (folder / CURVES).is_file() else {}
     distributions = read_json(folder / DELTAS) if (folder / DELTAS).is_file() else {}
+    if not isinstance(distributions, dict) or not all(isinstance(arms, dict) for arms in distributions.values()):
+        raise ReportError(f"{folder / DELTAS}: not what vexact report --keep writes")
     notes = [str(note) for note in content.get("notes") or []]
     arms = []
     for row in content["arms"]:
@@ -141,22 +148,33 @@ def _plain(paths: Sequence[Path]) -> Study:
         arms.append(Arm(path.resolve().name, ARM, path.resolve().name, settings, (run,)))
     names = [arm.name for arm in arms]
     title = names[0] if len(names) == 1 else f"{len(names)} runs"
-    return Study(title, "", tuple(_distinct([arms])), notes=tuple(notes))
+    (study,) = _distinct([Study(title, "", tuple(arms), notes=tuple(notes))])
+    return study
 
 
-def _distinct(studies: Iterable[Sequence[Arm]]) -> Iterator[Arm]:
-    """The arms of all: those of one name get a number behind it, and stay beside the exact arm of their own study."""
+def _distinct(studies: Iterable[Study]) -> Iterator[Study]:
+    """The same: arms of one name get a number behind it, what was kept of them too, and they stay beside the exact arm
+    of their own study."""
     seen: dict[str, int] = {}
-    for arms in studies:
+    for study in studies:
         numbered = []
-        for arm in arms:
+        for arm in study.arms:
             count = seen[arm.name] = seen.get(arm.name, 0) + 1
             numbered.append((arm, "" if count == 1 else f" ({count})"))
         exact = {arm.name: arm.name + extra for arm, extra in numbered if arm.role == EXACT}
         first = next(iter(exact.values()), "")
-        for arm, extra in numbered:
-            beside = exact.get(arm.beside, first)
-            yield replace(arm, name=arm.name + extra, label=arm.label + extra, beside=beside)
+        names = {arm.name: arm.name + extra for arm, extra in numbered}
+        yield replace(
+            study,
+            arms=tuple(
+                replace(arm, name=arm.name + extra, label=arm.label + extra, beside=exact.get(arm.beside, first))
+                for arm, extra in numbered
+            ),
+            distributions={
+                kind: {names.get(name, name): value for name, value in arms.items()}
+                for kind, arms in study.distributions.items()
+            },
+        )
 
 
 def read_curves(folder: Path, notes: list[str]) -> dict[str, Curve]:
