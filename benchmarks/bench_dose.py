@@ -33,8 +33,8 @@ from vexact_kernels import load
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "models" / "SmolLM2-135M-Instruct"
 RESULT = ROOT / "benchmarks" / "results" / "dose.json"
-RECIPES = {"tiny-modsum": "tiny_modsum.yaml", str(MODEL): "smollm2_chain_sum.yaml"}
-SOLVED_ON, CONFIRMED_ON = {"tiny-modsum": (256, 1024)}, (96, 160)  # prompts
+RECIPES = {"tiny": "tiny_modsum.yaml", "tiny-modsum": "tiny_modsum.yaml", str(MODEL): "smollm2_chain_sum.yaml"}
+SOLVED_ON, CONFIRMED_ON = {"tiny": (256, 1024), "tiny-modsum": (256, 1024)}, (96, 160)  # prompts
 LENGTH = 12  # tokens of a completion of the real model, one a prompt: its own answers have three
 AT_ONCE = 4096
 
@@ -42,7 +42,7 @@ AT_ONCE = 4096
 def rollouts(policy: Policy, recipe: Recipe, questions: Questions, first: int, count: int) -> list[Rollout]:
     items = [questions.task.item(first + i) for i in range(count)]
     requests = questions.requests(first, items)
-    if recipe.model.path != "tiny-modsum":
+    if Path(recipe.model.path).name == MODEL.name:
         requests = [replace(request, n=1, max_tokens=LENGTH, stop_ids=frozenset()) for request in requests]
     found = Sampler(policy, running=64).run(requests)
     return [rollout for rollout in found if rollout.completion]
