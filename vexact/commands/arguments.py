@@ -16,7 +16,7 @@ from vexact.errors import BadInput
 class Compare:
     """Judge two columns of log-probabilities, of any engines: 0 within, 1 outside, 2 bad input, 3 inconclusive.
 
-    A run's folder, or a file of JSON lines, parquet or torch's `.pt` in the shapes of vexact, vLLM, SGLang, verl or TRL.
+    A run's folder, or a file of JSON lines, parquet or torch's `.pt` as vexact, vLLM, SGLang, verl or TRL shape it.
     `FILE:COLUMN` names one of several columns, and where B holds a sampler's and a trainer's it must. Without a limit
     the bits must be equal.
     """
