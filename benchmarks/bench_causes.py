@@ -4,10 +4,12 @@
 
 Rollouts of the recipe smollm2_chain_sum's questions, with two examples before each, are sampled by a policy that the
 cause has changed (`sampler` side) and scored by the exact one: Δ = log p_train − log q of sampled tokens. Nothing stops
-a completion, so that all have one length. Beside it Gaussian noise on the logits, constant in log-odds
-(`site: logits`), whose σ is scaled by K3 ∝ σ² from one dose that is solved for, and what K3 it had. `missed-sync` and
-`stale-prefix` need weights of the step before: those of the checkpoint, and one step of the recipe's optimizer behind
-it, with advantages of alternating sign. raw-logprob has Δ = 0; what it hides is the mass that it does not draw from.
+a completion, so that all have one length, and how ΣΔ grows with it is seen on their beginnings: like the length itself
+where Δ keeps its sign, like its square root where tokens are disturbed apart from one another. Beside it Gaussian noise
+on the logits, constant in log-odds (`site: logits`), whose σ is scaled by K3 ∝ σ² from one dose that is solved for, and
+what K3 it had. `missed-sync` and `stale-prefix` need weights of the step before: those of the checkpoint, and one step
+of the recipe's optimizer behind it, with advantages of alternating sign. raw-logprob has Δ = 0; what it hides is the
+mass that it does not draw from.
 Writes benchmarks/results/causes.json, a row at a time.
 """
 
@@ -46,13 +48,15 @@ from vexact_kernels import Kernels, load
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "causes.json"
 RECIPE = ROOT / "recipes" / "smollm2_chain_sum.yaml"
-PROMPTS, SAMPLES, TOKENS, SHOTS = 4, 6, 12, 2
+PROMPTS, SAMPLES, SHOTS = 4, 6, 2
+LENGTHS = (8, 16, 32, 64)  # tokens of a completion's beginnings; the last is what is sampled
 SOLVED_ON = 12  # rollouts
 SOLVED = 1e-3  # the K3 that σ is scaled from
 CAUSES = (
     MismatchSection(cause="split-k", degree=4),
     MismatchSection(cause="split-kv", degree=2),
     MismatchSection(cause="tensor-parallel", degree=2),
+    MismatchSection(cause="tensor-parallel", degree=4),
     MismatchSection(cause="tensor-parallel", degree=8),
     MismatchSection(cause="bf16-logits"),
     MismatchSection(cause="bf16-head"),
@@ -87,10 +91,13 @@ class Subject:
     def sampled(self, policy: Policy) -> list[Rollout]:
         return Sampler(policy).run(self.requests)
 
-    def described(self, rollouts: Sequence[Rollout]) -> Distribution:
+    def described(self, rollouts: Sequence[Rollout]) -> dict[str, Any]:
+        """Size, tail, and how Δ depends on the token's probability, on position and on length."""
         scored = self.policy.logprobs([rollout.scored for rollout in rollouts], self.tokens_at_once).logprob
         parts = scored.split([len(rollout.completion) for rollout in rollouts])
-        return describe(list(zip((rollout.logprobs for rollout in rollouts), parts, strict=True)))
+        pairs = list(zip((rollout.logprobs for rollout in rollouts), parts, strict=True))
+        beginnings = ((length, describe([(q[:length], p[:length]) for q, p in pairs])) for length in LENGTHS)
+        return {**summary(describe(pairs)), "by_length": [by_length(*each) for each in beginnings]}
 
 
 def subject_of(recipe: Recipe, model: Path, dtype: torch.dtype, kernels: Kernels) -> Subject:
@@ -100,7 +107,7 @@ def subject_of(recipe: Recipe, model: Path, dtype: torch.dtype, kernels: Kernels
     del weights
     questions = Questions(recipe, load_task(recipe.task, recipe.seed), load_tokenizer(model), config)
     requests = [
-        replace(request, n=SAMPLES, max_tokens=TOKENS, stop_ids=frozenset())
+        replace(request, n=SAMPLES, max_tokens=LENGTHS[-1], stop_ids=frozenset())
         for request in questions.requests(0, questions.items(0))[:PROMPTS]
     ]
     before = trainer.policy
@@ -118,7 +125,7 @@ def measured(subject: Subject, section: MismatchSection) -> dict[str, Any]:
     begin = time.perf_counter()
     policy = Mismatch(section, 0).sampler(subject.policy, 1, subject.before)
     rollouts = subject.sampled(policy)
-    found = summary(subject.described(rollouts))
+    found = subject.described(rollouts)
     if section.cause == "raw-logprob":
         found["mass_not_drawn"] = undrawn(subject.policy, rollouts, section.top_p)
     row: dict[str, Any] = {"cause": section.cause, **parameters(section, subject.policy), "real": found}
@@ -127,7 +134,7 @@ def measured(subject: Subject, section: MismatchSection) -> dict[str, Any]:
         noise = MismatchSection(site="logits", sigma=sigma)
         noisy = Mismatch(noise, 0).sampler(subject.policy, 1)
         row["sigma"] = sigma
-        row["synthetic"] = summary(subject.described(subject.sampled(noisy)))
+        row["synthetic"] = subject.described(subject.sampled(noisy))
     return {**row, "seconds": round(time.perf_counter() - begin, 1)}
 
 
@@ -154,7 +161,6 @@ def parameters(section: MismatchSection, policy: Policy) -> dict[str, Any]:
 
 
 def summary(found: Distribution) -> dict[str, Any]:
-    """Size, tail, and how Δ depends on the token's probability, on position and on length."""
     names = ("tokens", "differing", "k3", "abs_mean", "abs_p99", "abs_max", "extreme_fraction", "log_odds_mad")
     return {
         **{name: _short(found.measures[name]) for name in names},
@@ -163,9 +169,16 @@ def summary(found: Distribution) -> dict[str, Any]:
             {"low": b.low, "tokens": b.tokens, "abs_mean": _short(b.abs_mean), "log_odds_mad": _short(b.log_odds_mad)}
             for b in found.by_probability
         ],
-        "by_position": [{"low": b.low, "abs_mean": _short(b.abs_mean)} for b in found.by_position],
-        "sum_std": _short(found.sequences.std),
+        "by_position": [
+            {"low": b.low, "abs_mean": _short(b.abs_mean), "log_odds_mad": _short(b.log_odds_mad)}
+            for b in found.by_position
+        ],
     }
+
+
+def by_length(length: int, found: Distribution) -> dict[str, Any]:
+    """Of ΣΔ of the first tokens of each completion, so many: its mean and its spread over completions."""
+    return {"length": length, "sum_mean": _short(found.sequences.mean), "sum_std": _short(found.sequences.std)}
 
 
 def _short(value: float) -> float:
@@ -192,7 +205,7 @@ def main() -> None:
                 section = replace(section, dtype="bfloat16" if name == "float32" else "float16")
             rows.append({"compute": name, **measured(subject, section)})
             console.print(line(rows[-1]))
-            where = {"prompts": PROMPTS, "samples": SAMPLES, "tokens": TOKENS, "shots": SHOTS}
+            where = {"prompts": PROMPTS, "samples": SAMPLES, "tokens": LENGTHS[-1], "shots": SHOTS}
             content = {"environment": environment(), "sampled": where, "rows": rows}
             arguments.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     console.print(table(rows))
@@ -205,13 +218,15 @@ def line(row: dict[str, Any]) -> str:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
-    columns = ("compute", "cause", "", "K3", "mean |Δ|", "p99", "max", "log-odds width", "top 1 % of K3")
+    sums = [f"std of ΣΔ, {length}" for length in LENGTHS]
+    columns = ("compute", "cause", "", "K3", "mean |Δ|", "p99", "max", "log-odds width", "top 1 % of K3", *sums)
     shown = Table(*columns, title="real causes and noise of equal K3", box=None)
     for row in rows:
         for kind in ("real", "synthetic"):
             if kind in row:
                 found = row[kind]
                 values = [found[n] for n in ("k3", "abs_mean", "abs_p99", "abs_max", "log_odds_mad", "tail_share")]
+                values += [each["sum_std"] for each in found["by_length"]]
                 shown.add_row(row["compute"], row["cause"], kind, *(f"{value:.3g}" for value in values))
     return shown
 
