@@ -94,6 +94,16 @@ def test_trainer_noise_is_seen_by_the_trainer_alone(tmp_path: Path) -> None:
     assert first["reward_mean"] == exact["reward_mean"]
 
 
+@pytest.mark.parametrize("noisy", [False, True])
+def test_under_mismatch_every_token_is_measured_though_bypass_scores_none(tmp_path: Path, noisy: bool) -> None:
+    mismatch = {"site": "logits", "sigma": 0.1} if noisy else {}
+    recipe = recipe_of(tmp_path, "run", mismatch=mismatch, loss=LossSection(anchor="bypass", mini_batches=2))
+    fingerprints(recipe)
+    for line in lines_of(tmp_path / "run"):
+        assert (line["mismatch_compared"] == line["tokens"]) == noisy
+        assert (line["mismatch_tokens"] > 0) == noisy
+
+
 def test_noise_on_gradients_is_no_mismatch(tmp_path: Path) -> None:
     mismatch = {"site": "gradients", "sigma": 0.5, "side": "trainer"}
     assert fingerprints(recipe_of(tmp_path, "noisy", mismatch=mismatch)) != fingerprints(recipe_of(tmp_path, "exact"))

@@ -106,13 +106,14 @@ def test_under_noise_centred_scores_are_another_run() -> None:
 
 def test_rejected_steps_are_taken_back_and_the_next_batch_comes_from_before() -> None:
     """Weights, version and place in the schedule of the learning rate: what the step before had is the next one's."""
-    remedy, optimizer = RemedySection(accept="mipu", accept_c=0.0), replace(RECIPE.optimizer, schedule="linear")
+    remedy = RemedySection(accept="mipu", accept_c=0.0)
+    optimizer = replace(RECIPE.optimizer, schedule="linear", final=0.9)
     found = lines(of(remedy, sync=SyncSection(1), mismatch=NOISE, optimizer=optimizer))
     rates = {line["sampler_version"]: line["lr"] for line in found}
     assert [rates[line["sampler_version"]] for line in found] == [line["lr"] for line in found]
     assert len(set(rates.values())) == len(rates)  # each version has its own
     back = [line["remedy_after"] == "rollback" for line in found]
-    assert 0 < sum(back) < len(found)
+    assert 0 < sum(back[:-1]) < len(found) - 1
     for (line, following), rejected in zip(pairwise(found), back, strict=False):
         assert rejected == (line["candidate"] == 1 and line["acceptance_token"] < 0)
         assert following["rollbacks"] == line["rollbacks"] + rejected
