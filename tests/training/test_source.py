@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from helpers import assert_same_bits
-from made import LENGTHS, assert_same_step, gradients_of, make_rollouts, make_trainer, some_advantages
+from made import LENGTHS, assert_same_step, gradients_of, make_rollouts, make_trainer, shifted, some_advantages
 from vexact.model.gradients import Gradients
 from vexact.model.ops import Edit, Logprobs, Ops
 from vexact.model.parameters import Matrix
@@ -343,3 +343,15 @@ def test_a_step_that_did_not_move_is_no_candidate() -> None:
     trainer.step(make_rollouts(trainer.policy), torch.full((COUNT,), 3e38))
     with pytest.raises(RuntimeError, match="no step to take back"):
         trainer.roll_back()
+
+
+def test_the_whole_batch_can_be_measured_where_the_loss_asks_for_no_scores() -> None:
+    """Bypass with several updates; the weights do not notice."""
+    trainers = [make_trainer(loss=LossSection(mini_batches=2)) for _ in range(2)]
+    trainers[1].scores_all = True
+    rollouts = shifted(make_rollouts(trainers[0].policy))
+    first, whole = (trainer.step(rollouts, ADVANTAGES) for trainer in trainers)
+    assert_same_step(*trainers)
+    assert (first.mismatch_compared, whole.mismatch_compared) == (sum(LENGTHS[:4]), sum(LENGTHS))
+    assert whole.mismatch_tokens == sum(LENGTHS) == whole.policy_drift_tokens
+    assert trainers[1].scored is not None and len(trainers[1].scored) == sum(LENGTHS)

@@ -140,18 +140,6 @@ def test_on_exact_rollouts_recomputation_and_bypass_are_one_in_every_bit() -> No
     assert found[1] == {**found[0], "mismatch_compared": sum(LENGTHS), **drift}
 
 
-def test_the_whole_batch_can_be_measured_where_the_loss_asks_for_no_scores() -> None:
-    """Bypass with several updates; the weights do not notice."""
-    trainers = [make_trainer(loss=LossSection(mini_batches=2)) for _ in range(2)]
-    trainers[1].scores_all = True
-    rollouts = shifted(make_rollouts(trainers[0].policy))
-    first, whole = (trainer.step(rollouts, ADVANTAGES) for trainer in trainers)
-    assert_same_step(*trainers)
-    assert (first.mismatch_compared, whole.mismatch_compared) == (sum(LENGTHS[:4]), sum(LENGTHS))
-    assert whole.mismatch_tokens == sum(LENGTHS) == whole.policy_drift_tokens
-    assert trainers[1].scored is not None and len(trainers[1].scored) == sum(LENGTHS)
-
-
 def test_on_mismatched_rollouts_they_part_and_recomputation_sees_no_ratio_at_first() -> None:
     for epochs in (1, 2):
         bypass, recomputed = (

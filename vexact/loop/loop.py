@@ -234,17 +234,17 @@ class Loop:
             self.dose(clean, step)
         sampler = self.mismatch.sampler(clean, step, self.versions.before(step))
         self.trainer.view = partial(self.mismatch.trainer, step=step)
-        self.trainer.accepts = {sampler.digest}
-        self.trainer.scores_all = not recipe.mismatch.off
+        self.trainer.accepts, self.trainer.scores_all = {sampler.digest}, not recipe.mismatch.off
         self.trainer.disturb = partial(self.mismatch.gradients, kernels=self.trainer.kernels, step=step)
         found, scoring = self.gather(step, sampler, display)
         sampled = perf_counter()
         display.training(step)
-        self.trainer.optimizer.lr = learning_rate(recipe.optimizer, self._scheduled(step), recipe.steps)
+        undoes = self.trainer.remedy is not None and self.trainer.remedy.can_undo
+        place = self.trainer.policy.version if undoes else step  # a step taken back was none of the schedule
+        self.trainer.optimizer.lr = learning_rate(recipe.optimizer, place, recipe.steps)
         advantages = self.trainer.advantages(found.rollouts, found.rewards, max_tokens=recipe.sampling.max_tokens)
         source = Source(exact=self.trainer.view(clean), sampler=sampler)
-        every = recipe.run.diagnose
-        due = every and step % every == 0
+        due = recipe.run.diagnose and step % recipe.run.diagnose == 0
         diagnosis = Diagnosis(self.trainer, self.mismatch, partial(self.fresh, step)) if due else None
         seen = {} if diagnosis is None else diagnosis.before(found.rollouts, advantages.values, source)
         metrics = self.trainer.step(found.rollouts, advantages.values, source).measured()
@@ -323,11 +323,6 @@ class Loop:
     ) -> list[Rollout]:
         """Rollouts of that policy, in order of their ids."""
         return sample_shared(self.samplers.adopt(policy), requests, self.ranks, progress)
-
-    def _scheduled(self, step: int) -> int:
-        """The step of the learning rate's schedule: a step that was taken back takes its place in it back too."""
-        remedy = self.trainer.remedy
-        return self.trainer.policy.version if remedy is not None and remedy.can_undo else step
 
     def obey(self, step: int, metrics: dict[str, Any]) -> str:
         """Do what the remedy wants behind a step, and publish its weights, or those of before it."""
