@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "models" / "SmolLM2-135M-Instruct"
 RESULT = ROOT / "benchmarks" / "results" / "dose.json"
 RECIPES = {"tiny": "tiny_modsum.yaml", "tiny-modsum": "tiny_modsum.yaml", str(MODEL): "smollm2_chain_sum.yaml"}
-SOLVED_ON, CONFIRMED_ON = {"tiny": (256, 1024), "tiny-modsum": (256, 1024)}, (96, 160)  # prompts
+SOLVED_ON, CONFIRMED_ON = dict.fromkeys(("tiny", "tiny-modsum"), (256, 1024)), (96, 160)  # prompts
 LENGTH = 12  # tokens of a completion of the real model, one a prompt: its own answers have three
 AT_ONCE = 4096
 

@@ -202,7 +202,7 @@ def _left_out(paired: Paired) -> list[str]:
         f"only in {name}: {len(ids):,} rollouts" for ids, name in zip(paired.only, paired.names, strict=True) if ids
     ]
     said += [f"not scored: {paired.unscored:,} rollouts"] if paired.unscored else []
-    return said + ([paired.at_two_temperatures] if paired.tempered else [])
+    return said + ([paired.at_two_temperatures] if paired.at_two_temperatures else [])
 
 
 def _bin_row(each: Bin, form: str) -> str:

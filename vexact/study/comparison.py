@@ -84,7 +84,7 @@ class Comparison:
             if ids:
                 more = ", …" if len(ids) > NAMED else ""
                 reasons.append(f"{len(ids)} rollouts only in {name}: {', '.join(ids[:NAMED])}{more}")
-        if paired.tempered:
+        if paired.at_two_temperatures:
             reasons.append(paired.at_two_temperatures)
         if paired.unscored > self.limits.max_unscored:
             reasons.append(f"{self._unscored}, at most {self.limits.max_unscored} allowed")

@@ -44,14 +44,17 @@ def measure_lag(current: Tensor, source: Tensor, cuts: Sequence[slice]) -> dict[
         "ess_sequence": effective(sequences),
         "ess_sequence_lognormal": lognormal(sequences),
         "ess_sequences": len(sequences),
-        "lag_k3": k3(current, source),
+        "lag_k3": _k3(delta),
     }
 
 
 def k3(current: Tensor, earlier: Tensor) -> float:
     """The mean over tokens of r − 1 − log r with r = e^(current − earlier), of float32 log-probabilities [tokens]: in
     float64, as float32 loses it below differences of 1e-3. Infinite where one of them is not finite."""
-    delta = _float64(current) - _float64(earlier)
+    return _k3(_float64(current) - _float64(earlier))
+
+
+def _k3(delta: Floats) -> float:
     return mean(expm1(delta) - delta) if np.isfinite(delta).all() else float("inf")
 
 
